@@ -1,0 +1,30 @@
+.PHONY: demo test check clean
+
+BIN := .venv/bin
+
+demo: .venv/.installed
+	mkdir -p demo
+	$(BIN)/kexpfam fit two-moons -o demo/moons.kexpfam --seed 0
+	$(BIN)/kexpfam diagnose demo/moons.kexpfam
+	$(BIN)/kexpfam sample demo/moons.kexpfam -n 1000 -o demo/samples.csv
+	$(BIN)/kexpfam plot demo/moons.kexpfam -o demo/moons.png
+
+# One file per worker at a time: tests of one file share compiled programs.
+test: .venv/.installed
+	$(BIN)/pytest -q -n 2 --dist loadfile
+
+check: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The stamp is touched last, so that an installation that broke off is done again.
+.venv/.installed: pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

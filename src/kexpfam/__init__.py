@@ -1,0 +1,11 @@
+"""Kernel exponential families: densities, samplers and verdicts from data."""
+
+from kexpfam.diagnostics import Diagnosis as Diagnosis
+from kexpfam.estimators import KernelExpFamily as KernelExpFamily
+from kexpfam.estimators import load as load
+from kexpfam.partition import Estimate as Estimate
+from kexpfam.solvers.dde import DDE as DDE
+from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
+from kexpfam.solvers.exact import Exact as Exact
+
+__version__ = "0.1.0"

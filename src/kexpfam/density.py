@@ -1,0 +1,117 @@
+"""A fitted density: its log, its sampler and its refined draws, in the data's own units.
+
+It does not know how it was fitted, so that everything downstream serves every solver alike.
+"""
+
+import blackjax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.nodes import effective_share, importance_nodes, resample
+from kexpfam.partition import Estimate
+from kexpfam.potentials import Tilt
+from kexpfam.sample import Scaling
+from kexpfam.transports import Sampler
+
+# Importance resampling is used as long as this share of the weighted draws is effective.
+RESAMPLING_SHARE = 0.05
+CANDIDATES_PER_DRAW = 4
+LEAPFROG_STEPS = 6
+TARGET_ACCEPTANCE = 0.8
+TUNING_CHAINS, TUNING_STEPS, FIRST_STEP_SIZE = 200, 40, 0.05
+
+
+class Density(eqx.Module):
+    """``p(x) = p0(x) exp(f(x) - log Z)`` with a sampler, in the units that ``scaling`` leads back to."""
+
+    tilt: Tilt
+    sampler: Sampler
+    scaling: Scaling
+    log_partition: Estimate
+
+    def log_density(self, points: np.ndarray) -> np.ndarray:
+        """Return the normalised log density of each row; ``-inf`` off a bounded support."""
+        z = np.asarray(self.scaling.to_model(points))
+        log_base = self.tilt.base.log_densities(z)
+        return log_base + self.tilt.values(z) - self.log_partition.value - float(self.scaling.log_determinant)
+
+    def sample(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return draws of the transport sampler."""
+        return np.asarray(self.scaling.to_data(self.model_draws(count, key=key)))
+
+    def refined_sample(self, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return draws that follow the density itself: resampled by weight, then moved by ``steps`` of HMC."""
+        return np.asarray(self.scaling.to_data(refine(self.tilt, self.sampler, count, steps, key=key)))
+
+    def model_draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return sampler draws in model units. The program is compiled for few sizes, so counts are rounded up."""
+        return np.asarray(_draw(self.sampler, _rounded(count), key))[:count]
+
+
+def refine(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
+    """Return draws of the tilted density in model units.
+
+    Weighted draws from base and reference are resampled where enough of them are effective, which is exact up to the
+    number of draws; otherwise the sampler's draws are the start. Steps of tuned HMC then leave the density invariant.
+    """
+    nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
+    nodes = importance_nodes(tilt.base, sampler.reference, CANDIDATES_PER_DRAW * count, key=nodes_key)
+    log_ratio = tilt.values(nodes.points)
+    if effective_share(nodes.log_weights + log_ratio) > RESAMPLING_SHARE:
+        starts = resample(nodes, log_ratio, count, seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
+    else:
+        starts = np.asarray(_draw(sampler, count, draw_key))
+    if steps == 0:
+        return starts
+    tuned = _tune(tilt, jnp.asarray(starts[:TUNING_CHAINS]), tune_key)
+    return np.asarray(_move(tilt, jnp.asarray(starts), tuned, jr.split(move_key, steps)))
+
+
+@eqx.filter_jit
+def _draw(sampler: Sampler, count: int, key):
+    return sampler.draw(jnp.zeros((count, 0)), key=key)
+
+
+def _hmc_step(tilt: Tilt, states, step_size, key):
+    log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
+    dim = states.position.shape[1]
+    algorithm = blackjax.hmc(
+        log_density, step_size=step_size, inverse_mass_matrix=jnp.ones(dim), num_integration_steps=LEAPFROG_STEPS
+    )
+    return jax.vmap(algorithm.step)(jr.split(key, states.position.shape[0]), states)
+
+
+def _hmc_init(tilt: Tilt, starts):
+    return jax.vmap(lambda x: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, jnp.zeros(0))))(starts)
+
+
+@eqx.filter_jit
+def _tune(tilt: Tilt, starts, key):
+    """Return the HMC step size whose mean acceptance over many chains is near its target (Robbins-Monro on its log)."""
+
+    def body(carry, inputs):
+        states, log_size = carry
+        index, step_key = inputs
+        states, info = _hmc_step(tilt, states, jnp.exp(log_size), step_key)
+        gain = 2.0 / (1.0 + index) ** 0.6
+        return (states, log_size + gain * (jnp.mean(info.acceptance_rate) - TARGET_ACCEPTANCE)), None
+
+    inputs = (jnp.arange(TUNING_STEPS), jr.split(key, TUNING_STEPS))
+    (_, log_size), _ = jax.lax.scan(body, (_hmc_init(tilt, starts), jnp.log(FIRST_STEP_SIZE)), inputs)
+    return jnp.exp(log_size)
+
+
+@eqx.filter_jit
+def _move(tilt: Tilt, starts, step_size, keys):
+    states, _ = jax.lax.scan(lambda states, key: (_hmc_step(tilt, states, step_size, key)[0], None), _hmc_init(tilt, starts), keys)
+    return states.position
+
+
+def _rounded(count: int) -> int:
+    """Return the next of 4 sizes per power of two, so that any number of draws uses one of few compiled programs."""
+    quantum = max(2 ** (max(count - 1, 1).bit_length() - 3), 1)
+    return -(-count // quantum) * quantum

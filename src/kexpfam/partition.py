@@ -1,0 +1,136 @@
+"""``log Z`` of ``p0 exp(f)``, always with an error bar: quadrature, importance sampling, tempered sequential Monte Carlo."""
+
+from typing import NamedTuple
+
+import blackjax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from blackjax.smc import resampling
+from jaxtyping import Array, Key
+
+from kexpfam.measures import AbstractMeasure
+from kexpfam.nodes import grid_nodes, importance_nodes
+from kexpfam.potentials import Tilt
+
+METHODS = ("auto", "quadrature", "importance", "smc")
+# Quadrature is the first choice up to this many coordinates; beyond, its error is worse than that of good importance draws.
+QUADRATURE_DIMS = 2
+FINER = 1.4
+IMPORTANCE_DRAWS = 32768
+SMC_PARTICLES, SMC_REPEATS, SMC_STAGES = 2000, 4, 60
+# Fewer effective draws than this, or a larger error, and log Z is not to be trusted.
+FEW_EFFECTIVE_DRAWS = 200.0
+LARGE_ERROR = 0.05
+
+
+class Estimate(NamedTuple):
+    """A number with the evidence for it."""
+
+    value: float
+    standard_error: float
+    effective_draws: float
+
+    @property
+    def trustworthy(self) -> bool:
+        return self.standard_error < LARGE_ERROR and self.effective_draws > FEW_EFFECTIVE_DRAWS
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.standard_error:.1g} ({self.effective_draws:,.0f} effective draws)"
+
+
+def log_mean_exp(log_weights: np.ndarray) -> Estimate:
+    """Estimate ``log E[exp(a)]`` from draws of a, with the delta method's error."""
+    top = np.max(log_weights)
+    weights = np.exp(log_weights - top)
+    mean = weights.mean()
+    return Estimate(
+        value=float(top + np.log(mean)),
+        standard_error=float(weights.std() / (mean * np.sqrt(weights.size))),
+        effective_draws=float(weights.sum() ** 2 / np.sum(weights**2)),
+    )
+
+
+def log_partition(
+    tilt: Tilt, proposal: AbstractMeasure, data: np.ndarray, *, method: str = "auto", key: Key[Array, ""]
+) -> Estimate:
+    """Return ``log Z``; "auto" is quadrature for functions of few coordinates, else importance, else SMC if that fails."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r} for the normaliser: choose one of {', '.join(METHODS)}.")
+    active = tilt.space.active(data.shape[1])
+    if method == "quadrature" or (method == "auto" and len(active) <= QUADRATURE_DIMS):
+        return by_quadrature(tilt, active, data)
+    if method == "smc":
+        return by_smc(tilt, data.shape[1], key=key)
+    first_key, second_key = jr.split(key)
+    estimate = by_importance(tilt, active, proposal, data.shape[1], key=first_key)
+    if method == "importance" or estimate.trustworthy:
+        return estimate
+    other = by_smc(tilt, data.shape[1], key=second_key)
+    return min(estimate, other, key=lambda candidate: candidate.standard_error)
+
+
+def by_quadrature(tilt: Tilt, active: np.ndarray, data: np.ndarray) -> Estimate:
+    """Sum over a grid; the error is the change on a finer grid, and every node counts as an effective draw."""
+    values = []
+    for fineness in (FINER, 1.0):
+        nodes = grid_nodes(tilt.base, active, data, fineness=fineness)
+        exponents = nodes.log_weights + tilt.values(nodes.points)
+        top = exponents.max()
+        values.append((float(top + np.log(np.exp(exponents - top).sum())), len(exponents)))
+    (finer, count), (coarse, _) = values
+    return Estimate(finer, abs(finer - coarse), float(count))
+
+
+def by_importance(
+    tilt: Tilt, active: np.ndarray, proposal: AbstractMeasure, dim: int, *, key: Key[Array, ""], draws: int = IMPORTANCE_DRAWS
+) -> Estimate:
+    """Average over draws from base and proposal, in the coordinates that f depends on."""
+    dims = jnp.asarray(active)
+    nodes = importance_nodes(tilt.base.marginal(dims), proposal.marginal(dims), draws, key=key)
+    points = np.zeros((draws, dim))
+    points[:, active] = nodes.points
+    return log_mean_exp(nodes.log_weights + np.log(draws) + tilt.values(points))
+
+
+def by_smc(tilt: Tilt, dim: int, *, key: Key[Array, ""]) -> Estimate:
+    """Temper from the base to the density with moves by HMC; the error comes from independent repetitions."""
+    estimates = np.array([float(_smc(tilt, dim, repeat)) for repeat in jr.split(key, SMC_REPEATS)])
+    spread = float(estimates.std(ddof=1) / np.sqrt(SMC_REPEATS))
+    return Estimate(float(estimates.mean()), spread, float(SMC_PARTICLES * SMC_REPEATS))
+
+
+@eqx.filter_jit
+def _smc(tilt: Tilt, dim: int, key):
+    empty = jnp.zeros(0)
+    # HMC in units of the base measure's spread, shrunk so that narrow structure is not jumped over.
+    parameters = {
+        "step_size": jnp.full((1,), 0.1),
+        "inverse_mass_matrix": jnp.ones((1, dim)),
+        "num_integration_steps": jnp.full((1,), 5),
+    }
+    kernel = blackjax.smc.adaptive_tempered.build_kernel(
+        logprior_fn=tilt.base.log_density,
+        loglikelihood_fn=lambda x: tilt.f(x[None], empty[None])[0],
+        mcmc_step_fn=blackjax.hmc.build_kernel(),
+        mcmc_init_fn=blackjax.hmc.init,
+        resampling_fn=resampling.systematic,
+        target_ess=0.7,
+    )
+    particles_key, loop_key = jr.split(key)
+    start = blackjax.smc.tempered.init(tilt.base.sample(SMC_PARTICLES, key=particles_key))
+    start = start._replace(tempering_param=jnp.asarray(0.0))
+
+    def body(carry, step_key):
+        def move(carry):
+            state, total = carry
+            state, info = kernel(step_key, state, 5, parameters)
+            return state, total + info.log_likelihood_increment
+
+        return jax.lax.cond(carry[0].tempering_param < 1.0, move, lambda carry: carry, carry), None
+
+    (state, total), _ = jax.lax.scan(body, (start, jnp.asarray(0.0)), jr.split(loop_key, SMC_STAGES))
+    # A run that has not reached temperature 1 has no estimate; infinity makes its error bar infinite too.
+    return jnp.where(state.tempering_param >= 1.0, total, jnp.inf)

@@ -1,0 +1,90 @@
+"""The default solver: a convex warm start, the doubly dual saddle point, and a convex polish of f.
+
+The saddle point alone is slow and fragile from a cold start (f runs ahead of a sampler that lags, and lost modes do not come
+back). Started next to its solution it is neither: f solves the convex problem on importance draws, the sampler's noise
+is a mixture distilled from that density, and the transport starts as the identity. The saddle steps then move all three
+players; the polish removes what stochastic steps left in f. ``start="cold"`` is the paper's own scheme from f = 0 and q = p0.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.measures import AbstractMeasure, best_mixture
+from kexpfam.nodes import effective_share
+from kexpfam.objective import Problem
+from kexpfam.solvers.doubly_dual import DoublyDual
+from kexpfam.solvers.loop import Status, run
+from kexpfam.solvers.reference import active_nodes, distil
+from kexpfam.solvers.task import Solution, Task, continuation, likelihood
+from kexpfam.transports import Identity, Sampler
+
+STARTS = ("warm", "cold")
+# Draws that decide, on common noise, whether the trained transport is kept.
+JUDGED_DRAWS = 4000
+
+
+class DDE(eqx.Module):
+    """Doubly dual embedding with defaults that need no tuning.
+
+    ``steps`` counts updates of f in the saddle point; ``nodes`` are the importance draws of warm start and polish.
+    """
+
+    saddle: DoublyDual = eqx.field(default_factory=DoublyDual)
+    steps: int = 75
+    start: str = "warm"
+    polish: bool = True
+    nodes: int = 16384
+
+    def __check_init__(self):
+        if self.start not in STARTS:
+            raise ValueError(f"start must be one of {', '.join(STARTS)}; got {self.start!r}.")
+        if self.steps < 0:
+            raise ValueError(f"steps must not be negative, got {self.steps}.")
+
+    def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
+        """Return f, the sampler and the trace of the saddle steps."""
+        seed_key, warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 6)
+        proposal = best_mixture(np.asarray(task.sample.target), seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
+        weights, reference = self._start(task, proposal, key=warm_key)
+        problem = Problem(
+            task.sample, task.base, task.space, reference, jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0), anchored=True
+        )
+        state = self.saddle.init(problem, weights, key=init_key)
+        outcome = run(problem, self.saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
+        weights, facts = outcome.state.point.f_weights, {}
+        if self.polish:
+            weights, facts = self._polish(task, weights, reference if self.start == "warm" else proposal, key=polish_key)
+        sampler, judged = self._choose_sampler(task, weights, reference, outcome.state.averaged, key=judge_key)
+        status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and facts.get("newton_decrement", 1.0) < 1e-6 else outcome.status
+        return Solution(weights, sampler, status, outcome.trace, facts | judged)
+
+    def _start(self, task, proposal, *, key):
+        if self.start == "cold":
+            return jnp.zeros(task.space.size), task.base
+        nodes_key, distil_key = jr.split(key)
+        optimum = continuation(likelihood(task, active_nodes(task, proposal, self.nodes, key=nodes_key)), task.rkhs_penalty)
+        return jnp.asarray(optimum.weights), distil(task, optimum.weights, proposal, key=distil_key)
+
+    def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
+        nodes = active_nodes(task, proposal, self.nodes, key=key)
+        problem = likelihood(task, nodes)
+        optimum = continuation(problem, task.rkhs_penalty, start=np.asarray(weights) if self.start == "warm" else None)
+        share = effective_share(nodes.log_weights + problem.node_features[0] @ optimum.weights)
+        return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
+
+    def _choose_sampler(self, task, weights, reference, transport, *, key):
+        """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
+        trained, plain = Sampler(reference, transport, task.base), Sampler(reference, Identity(), task.base)
+        divergences = {}
+        for name, sampler in {"trained": trained, "reference": plain}.items():
+            draws = sampler.weighted_draws(JUDGED_DRAWS, key=key)
+            log_p = task.tilt(weights).values(draws.points) + task.base.log_densities(draws.points)
+            divergences[name] = float(np.mean(draws.log_density - log_p))
+        gain = divergences["reference"] - divergences["trained"]
+        keep = self.start == "cold" or gain >= 0.0
+        return (trained if keep else plain), {"transport_gain": gain, "transport_kept": float(keep)}

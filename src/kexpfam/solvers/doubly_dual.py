@@ -1,0 +1,150 @@
+"""Algorithm 1 of the paper with nested players: the innermost player gets the most updates.
+
+One step is one update of f; for each, ``transport_updates`` of the sampler; for each of those, ``nu_updates`` of nu. Every
+gradient is one of the same saddle function, clipped by its norm.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from kexpfam.objective import Point, Problem, SaddleTerms, carry, draw_batch, evaluate_nu, saddle_terms
+from kexpfam.potentials import Network
+from kexpfam.solvers.loop import scan
+from kexpfam.transports import AbstractTransport, Free, Residual, draw_each
+
+
+class Health(NamedTuple):
+    """What a reader wants to know after a step; the solver never reads it back."""
+
+    terms: SaddleTerms
+    sampler_gap: Float[Array, ""]
+    effective_share: Float[Array, ""]
+    f_gradient: Float[Array, ""]
+
+
+class State(eqx.Module):
+    """What the next step needs; ``averaged`` is the running mean of the transport, which is what is kept in the end."""
+
+    point: Point
+    averaged: AbstractTransport
+    nu_moments: optax.OptState
+    transport_moments: optax.OptState
+    step: Int[Array, ""]
+
+
+class DoublyDual(eqx.Module):
+    """Settings of the nested stochastic saddle-point search.
+
+    The rates are arrays, so changing one does not recompile; the counts and sizes are static. ``horizon`` is the number
+    of steps over which the rates fall to a tenth.
+    """
+
+    f_rate: Float[Array, ""] = eqx.field(default=1.0, converter=jnp.asarray)
+    nu_rate: Float[Array, ""] = eqx.field(default=1e-3, converter=jnp.asarray)
+    transport_rate: Float[Array, ""] = eqx.field(default=1e-4, converter=jnp.asarray)
+    averaging: Float[Array, ""] = eqx.field(default=0.99, converter=jnp.asarray)
+    horizon: Float[Array, ""] = eqx.field(default=1000.0, converter=jnp.asarray)
+    clip: float = eqx.field(default=5.0, static=True)
+    transport_updates: int = eqx.field(default=5, static=True)
+    nu_updates: int = eqx.field(default=3, static=True)
+    batch_size: int = eqx.field(default=512, static=True)
+    width: int = eqx.field(default=64, static=True)
+    depth: int = eqx.field(default=3, static=True)
+
+    def __check_init__(self):
+        for name in ("transport_updates", "nu_updates", "batch_size", "width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.clip <= 0.0:
+            raise ValueError(f"clip must be positive, got {self.clip}.")
+
+    def init(self, problem: Problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> State:
+        """Return the start: given f, a transport that carries noise to itself (or a random one), nu at its anchor."""
+        nu_key, transport_key = jr.split(key)
+        dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
+        sizes = {"width": self.width, "depth": self.depth}
+        nu = Network.draw(dim + condition_dim, "scalar", silent=True, key=nu_key, **sizes)
+        if problem.anchored:
+            transport = Residual.draw(dim, condition_dim, key=transport_key, **sizes)
+        else:
+            noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
+            transport = Free.draw(noise_dim, dim, condition_dim, key=transport_key, **sizes)
+        optimiser = self._optimiser()
+        return State(
+            point=Point(f_weights, nu, transport),
+            averaged=transport,
+            nu_moments=optimiser.init(eqx.filter(nu, eqx.is_array)),
+            transport_moments=optimiser.init(eqx.filter(transport, eqx.is_array)),
+            step=jnp.array(0),
+        )
+
+    def step(self, problem: Problem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
+        """Return the state after one update of f, and how the saddle point looks from there."""
+        transport_key, f_key = jr.split(key)
+        decay = jnp.maximum(0.1, 1.0 - 0.9 * state.step / self.horizon)
+        update = lambda state, key: (self._move_transport(problem, state, decay, key), None)
+        state, _ = scan(update, state, jr.split(transport_key, self.transport_updates))
+        batch_key, health_key = jr.split(f_key)
+        batch = draw_batch(problem, self.batch_size, key=batch_key)
+        gradient = _gradient(problem, state.point, batch, lambda point: point.f_weights)
+        norm = jnp.linalg.norm(gradient)
+        stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
+        point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
+        averaged = jax.tree.map(
+            lambda old, new: self.averaging.astype(old.dtype) * old + (1 - self.averaging).astype(old.dtype) * new
+            if eqx.is_inexact_array(old)
+            else old,
+            state.averaged,
+            point.transport,
+        )
+        state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
+        return state, self._health(problem, state, batch, norm, key=health_key)
+
+    def _move_transport(self, problem, state, decay, key):
+        nu_key, batch_key = jr.split(key)
+        update = lambda state, key: (self._move_nu(problem, state, decay, key), None)
+        state, _ = scan(update, state, jr.split(nu_key, self.nu_updates))
+        batch = draw_batch(problem, self.batch_size, key=batch_key)
+        gradient = _gradient(problem, state.point, batch, lambda point: point.transport)
+        updates, moments = self._optimiser().update(gradient, state.transport_moments)
+        transport = _stepped(state.point.transport, updates, -decay * self.transport_rate)
+        where = lambda s: (s.point.transport, s.transport_moments)
+        return eqx.tree_at(where, state, (transport, moments))
+
+    def _move_nu(self, problem, state, decay, key):
+        batch = draw_batch(problem, self.batch_size, key=key)
+        gradient = _gradient(problem, state.point, batch, lambda point: point.nu)
+        updates, moments = self._optimiser().update(gradient, state.nu_moments)
+        nu = _stepped(state.point.nu, updates, decay * self.nu_rate)
+        return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
+
+    def _health(self, problem, state, batch, norm, *, key):
+        condition = batch.data.condition
+        noise = draw_each(problem.reference, condition, key=key)
+        moved = carry(problem, state.averaged, noise, condition)
+        log_ratio = problem.inverse_temperature * problem.space.evaluate(state.point.f_weights, moved, condition)
+        log_ratio = log_ratio - evaluate_nu(problem, state.point.nu, moved, condition)
+        gap = jax.nn.logsumexp(log_ratio) - jnp.log(log_ratio.size) - jnp.mean(log_ratio)
+        share = jnp.exp(2 * jax.nn.logsumexp(log_ratio) - jax.nn.logsumexp(2 * log_ratio)) / log_ratio.size
+        return Health(saddle_terms(state.point, problem, batch), gap, share, norm)
+
+    def _optimiser(self):
+        # Little momentum: in a saddle point the other players' moves make old gradients stale.
+        return optax.chain(optax.clip_by_global_norm(self.clip), optax.scale_by_adam(b1=0.5, b2=0.99))
+
+
+def _gradient(problem: Problem, point: Point, batch, player):
+    """Return the gradient of the saddle value with respect to one player."""
+    value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
+    return eqx.filter_grad(value)(player(point))
+
+
+def _stepped(part, updates, rate):
+    return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))
+

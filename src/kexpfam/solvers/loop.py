@@ -1,0 +1,121 @@
+"""The only training loop: compiled chunks of steps, a watch on their health, checkpoints, and a clean way out."""
+
+import enum
+from typing import NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.objective import Problem
+from kexpfam.progress import Listener, Report
+
+# A gap between sampler and density beyond this (in nats) is no longer an error to be worked off but a run-away.
+DIVERGED_GAP = 50.0
+
+
+class Status(enum.Enum):
+    """Why a solver stopped; the value is advice for the person who reads it."""
+
+    CONVERGED = "The optimality conditions hold to tolerance."
+    RAN_ALL_STEPS = "All steps ran; diagnose() says whether the result is good."
+    INTERRUPTED = "Interrupted: this is the last healthy state; resume from its checkpoint to go on."
+    DIVERGED = "The saddle point ran away and was rolled back: lower the rates, or raise rkhs_penalty."
+    GRID_TOO_COARSE = "The integral changes on a finer grid: raise Exact(fineness=...), or the length scale."
+    NO_STEPS = "No step was asked for: f and the sampler are the warm start's."
+
+
+class Checkpoint(Protocol):
+    """Where a run can leave its state and find it again."""
+
+    def read(self, template: eqx.Module) -> eqx.Module:
+        """Return the stored state, or the template if there is none."""
+        ...
+
+    def write(self, state: eqx.Module) -> None:
+        """Store the state."""
+        ...
+
+
+class Run(NamedTuple):
+    """The last healthy state, why the run ended, and one row of health per step."""
+
+    state: eqx.Module
+    status: Status
+    trace: dict[str, np.ndarray]
+
+
+def scan(update, state, keys):
+    """Scan ``update(state, key) -> (state, info)`` over keys, with a state that holds functions besides arrays."""
+    arrays, rest = eqx.partition(state, eqx.is_array)
+
+    def body(arrays, key):
+        new, info = update(eqx.combine(arrays, rest), key)
+        return eqx.filter(new, eqx.is_array), info
+
+    arrays, infos = jax.lax.scan(body, arrays, keys)
+    return eqx.combine(arrays, rest), infos
+
+
+@eqx.filter_jit
+def _chunk(problem, solver, state, keys):
+    return scan(lambda state, key: solver.step(problem, state, key=key), state, keys)
+
+
+def run(
+    problem: Problem,
+    solver,
+    state,
+    *,
+    steps: int,
+    key: Key[Array, ""],
+    chunk: int = 25,
+    report: Listener | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Run:
+    """Run the solver from ``state`` up to ``steps`` steps in all; the only loop over steps in the library.
+
+    The key of step i is ``fold_in(key, i)``, so a run that resumes from a checkpoint repeats the uninterrupted one.
+    """
+    traces, status = [], Status.RAN_ALL_STEPS
+    if checkpoint is not None:
+        state = checkpoint.read(state)
+    if int(state.step) >= steps:
+        return Run(state, Status.NO_STEPS if steps == 0 else status, {})
+    try:
+        while int(state.step) < steps:
+            first = int(state.step)
+            # The last chunk keeps the full length, so that no second program is compiled for the remainder.
+            keys = jax.vmap(lambda i: jr.fold_in(key, i))(first + jnp.arange(chunk))
+            candidate, health = _chunk(problem, solver, state, keys)
+            row = _flatten(health)
+            if not _is_healthy(row):
+                status = Status.DIVERGED
+                break
+            state = candidate
+            traces.append(row)
+            if report is not None:
+                health = {name: float(series[-1]) for name, series in row.items()}
+                report(Report("saddle", min(int(state.step), steps), steps, health))
+            if checkpoint is not None:
+                checkpoint.write(state)
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    names = traces[0] if traces else {}
+    return Run(state, status, {name: np.concatenate([row[name] for row in traces]) for name in names})
+
+
+def _flatten(health) -> dict[str, np.ndarray]:
+    """Return the health record as flat named series, the saddle terms and their value among them."""
+    flat = {name: np.asarray(series) for name, series in health.terms._asdict().items()}
+    flat["value"] = np.asarray(health.terms.value)
+    flat |= {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
+    return flat
+
+
+def _is_healthy(row: dict[str, np.ndarray]) -> bool:
+    finite = all(np.all(np.isfinite(series)) for series in row.values())
+    return finite and float(np.median(row["sampler_gap"])) < DIVERGED_GAP

@@ -1,0 +1,134 @@
+"""Files of numbers in and out: CSV, NPY and Parquet as named float columns, with errors that say which cell is wrong."""
+
+import csv
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class TableError(ValueError):
+    """A file cannot be used as a table of numbers; the message says why and where."""
+
+
+class Table(NamedTuple):
+    """Named columns of finite numbers; files without a header name them x0, x1, ..."""
+
+    names: list[str]
+    values: np.ndarray
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> Table:
+    """Return the table in the file, or its chosen columns in the order given."""
+    readers = {".csv": _read_csv, ".npy": _read_npy, ".parquet": _read_parquet}
+    if path.suffix.lower() not in readers:
+        raise TableError(f"{path}: unknown file type {path.suffix or '(none)'}; use .csv, .npy or .parquet.")
+    if not path.is_file():
+        raise TableError(f"{path}: no such file.")
+    return readers[path.suffix.lower()](path, columns)
+
+
+def write_csv(path: Path, names: list[str], values: np.ndarray) -> None:
+    """Write a CSV file with a header; a failure leaves no half-written file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(names)
+            writer.writerows([[repr(float(cell)) for cell in row] for row in values])
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _read_csv(path: Path, columns: list[str] | None) -> Table:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{path}: not a readable CSV file ({error}).") from None
+    if not rows:
+        raise TableError(f"{path}: the file is empty.")
+    has_header = any(not _is_number(cell) for cell in rows[0])
+    names = [cell.strip() for cell in rows[0]] if has_header else [f"x{j}" for j in range(len(rows[0]))]
+    body = rows[1:] if has_header else rows
+    if not body:
+        raise TableError(f"{path}: there is a header but no row of data.")
+    chosen = _positions(path, names, columns)
+    first_line = 2 if has_header else 1
+    values = np.empty((len(body), len(chosen)))
+    for i, row in enumerate(body):
+        if len(row) != len(names):
+            raise TableError(f"{path}, line {i + first_line}: {len(row)} cells where {len(names)} were expected.")
+        for k, j in enumerate(chosen):
+            values[i, k] = _number(path, i + first_line, names[j], row[j])
+    return Table([names[j] for j in chosen], values)
+
+
+def _read_npy(path: Path, columns: list[str] | None) -> Table:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise TableError(f"{path}: not a readable NPY file of numbers ({error}).") from None
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+        raise TableError(f"{path}: expected a two-dimensional array of real numbers, got {values.dtype} of shape {values.shape}.")
+    return _checked(path, [f"x{j}" for j in range(values.shape[1])], values, columns)
+
+
+def _read_parquet(path: Path, columns: list[str] | None) -> Table:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise TableError("reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise TableError(f"{path}: not a readable Parquet file ({error}).") from None
+    chosen = _positions(path, table.column_names, columns)
+    names = [table.column_names[j] for j in chosen]
+    arrays = []
+    for j, name in zip(chosen, names, strict=True):
+        try:
+            arrays.append(np.asarray(table.column(j).to_numpy(), dtype=float))
+        except (TypeError, ValueError):
+            raise TableError(f"{path}: column {name!r} does not hold numbers.") from None
+    return _checked(path, names, np.column_stack(arrays), None)
+
+
+def _checked(path: Path, names: list[str], values: np.ndarray, columns: list[str] | None) -> Table:
+    chosen = _positions(path, names, columns)
+    values = np.asarray(values[:, chosen], dtype=float)
+    bad = np.argwhere(~np.isfinite(values))
+    if bad.size:
+        row, column = bad[0]
+        raise TableError(f"{path}, row {row + 1}: column {names[chosen[column]]!r} is {values[row, column]}; remove or fill such rows.")
+    return Table([names[j] for j in chosen], values)
+
+
+def _positions(path: Path, names: list[str], columns: list[str] | None) -> list[int]:
+    if columns is None:
+        return list(range(len(names)))
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise TableError(f"{path}: no column {', '.join(map(repr, missing))}; there are {', '.join(names)}.")
+    return [names.index(name) for name in columns]
+
+
+def _number(path: Path, line: int, name: str, cell: str) -> float:
+    if not _is_number(cell) or not np.isfinite(float(cell)):
+        shown = repr(cell) if cell.strip() else "empty"
+        raise TableError(f"{path}, line {line}: column {name!r} is {shown}, not a finite number; remove or fill such rows.")
+    return float(cell)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
