@@ -212,6 +212,15 @@ class TestRoundTrip:
         assert same(loaded, tree)
         assert jax.tree.structure(loaded) == jax.tree.structure(tree)
 
+    @pytest.mark.parametrize("make", [lambda: jnp.arange(3.0), lambda: jnp.asarray(0.1), lambda: np.arange(3.0)])
+    def test_an_array_in_two_places_is_stored_once(self, file, make):
+        array, twin = make(), make()
+        loaded = round_trip(file, {"a": array, "b": [array], "c": twin})
+        assert loaded["a"] is loaded["b"][0]
+        assert loaded["a"] is not loaded["c"]
+        with safe_open(file, framework="np") as content:
+            assert set(content.keys()) == {"tree.a", "tree.c"}
+
     def test_kind_and_metadata(self, file):
         metadata = {"note": "two moons", "score": float("-inf"), "shape": (3, 2), "units": np.arange(2.0)}
         save_tree(str(file), "density", None, metadata)

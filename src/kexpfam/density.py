@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import effective_share, importance_nodes, resample
 from kexpfam.partition import Estimate
 from kexpfam.potentials import Tilt
@@ -25,31 +26,61 @@ TARGET_ACCEPTANCE = 0.8
 TUNING_CHAINS, TUNING_STEPS, FIRST_STEP_SIZE = 200, 40, 0.05
 
 
+class Completion(eqx.Module):
+    """The coordinates that f does not depend on: they follow the base, given the others."""
+
+    base: AbstractMeasure
+    dims: tuple[int, ...] = eqx.field(static=True)
+
+    def log_conditional(self, points: np.ndarray) -> np.ndarray:
+        """Return ``log p0(other coordinates | dims)`` of each row."""
+        part = self.base.marginal(jnp.asarray(self.dims)).log_densities(points[:, self.dims])
+        whole = self.base.log_densities(points)
+        return np.where(np.isfinite(whole), whole - np.where(np.isfinite(part), part, 0.0), -np.inf)
+
+    def complete(self, values: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return points with these values in ``dims`` and the other coordinates drawn."""
+        return np.asarray(_complete(self, jnp.asarray(values), key))
+
+
 class Density(eqx.Module):
-    """``p(x) = p0(x) exp(f(x) - log Z)`` with a sampler, in the units that ``scaling`` leads back to."""
+    """``p(x) = p0(x) exp(f(x) - log Z)`` with a sampler, in the units that ``scaling`` leads back to.
+
+    ``tilt`` and ``sampler`` live in the coordinates that f depends on; ``completion`` adds the others, if there are any.
+    """
 
     tilt: Tilt
     sampler: Sampler
     scaling: Scaling
     log_partition: Estimate
+    completion: Completion | None
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """Return the normalised log density of each row; ``-inf`` off a bounded support."""
         z = np.asarray(self.scaling.to_model(points))
-        log_base = self.tilt.base.log_densities(z)
-        return log_base + self.tilt.values(z) - self.log_partition.value - float(self.scaling.log_determinant)
+        part = z if self.completion is None else z[:, self.completion.dims]
+        rest = 0.0 if self.completion is None else self.completion.log_conditional(z)
+        log_tilt = self.tilt.base.log_densities(part) + self.tilt.values(part)
+        return log_tilt + rest - self.log_partition.value - float(self.scaling.log_determinant)
+
+    def potential(self, points: np.ndarray) -> np.ndarray:
+        """Return f at each row."""
+        z = np.asarray(self.scaling.to_model(points))
+        return self.tilt.values(z if self.completion is None else z[:, self.completion.dims])
 
     def sample(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-        """Return draws of the transport sampler."""
-        return np.asarray(self.scaling.to_data(self.model_draws(count, key=key)))
+        """Return draws of the transport sampler. Programs are compiled for few sizes, so counts are rounded up."""
+        draw_key, rest_key = jr.split(key)
+        return self._finished(np.asarray(_draw(self.sampler, _rounded(count), draw_key)), rest_key)[:count]
 
     def refined_sample(self, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws that follow the density itself: resampled by weight, then moved by ``steps`` of HMC."""
-        return np.asarray(self.scaling.to_data(refine(self.tilt, self.sampler, count, steps, key=key)))
+        refine_key, rest_key = jr.split(key)
+        return self._finished(refine(self.tilt, self.sampler, count, steps, key=refine_key), rest_key)
 
-    def model_draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-        """Return sampler draws in model units. The program is compiled for few sizes, so counts are rounded up."""
-        return np.asarray(_draw(self.sampler, _rounded(count), key))[:count]
+    def _finished(self, draws: np.ndarray, key: Key[Array, ""]) -> np.ndarray:
+        whole = draws if self.completion is None else self.completion.complete(draws, key=key)
+        return np.asarray(self.scaling.to_data(whole))
 
 
 def refine(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
@@ -69,6 +100,11 @@ def refine(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Arr
         return starts
     tuned = _tune(tilt, jnp.asarray(starts[:TUNING_CHAINS]), tune_key)
     return np.asarray(_move(tilt, jnp.asarray(starts), tuned, jr.split(move_key, steps)))
+
+
+@eqx.filter_jit
+def _complete(completion: Completion, values, key):
+    return completion.base.completed(completion.dims, values, key=key)
 
 
 @eqx.filter_jit

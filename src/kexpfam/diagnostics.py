@@ -8,12 +8,11 @@ from jaxtyping import Array, Key
 
 from kexpfam.density import refine
 from kexpfam.metrics import Distance, mmd_squared
-from kexpfam.nodes import effective_share
+from kexpfam.nodes import effective_share, importance_nodes
 from kexpfam.partition import Estimate
 from kexpfam.potentials import Tilt
 from kexpfam.solvers import convex
 from kexpfam.solvers.loop import Status
-from kexpfam.solvers.reference import active_nodes
 from kexpfam.solvers.task import Task, likelihood
 from kexpfam.transports import Sampler
 
@@ -80,7 +79,7 @@ def shortfall(task: Task, tilt: Tilt, sampler: Sampler, *, key: Key[Array, ""]) 
 
     The part that fresh draws put there by chance, about rank / (2 draws), is taken off.
     """
-    problem = likelihood(task, active_nodes(task, sampler.reference, NODES, key=key))
+    problem = likelihood(task, importance_nodes(task.base, sampler.reference, NODES, key=key))
     optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
     exponents = problem.log_weights[0] + problem.node_features[0] @ np.asarray(tilt.weights)
     noise = tilt.space.size / (effective_share(exponents) * NODES)

@@ -5,9 +5,7 @@ import functools
 import warnings
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
@@ -16,15 +14,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
-from kexpfam.density import Density
+from kexpfam.density import Completion, Density
 from kexpfam.diagnostics import Diagnosis, diagnose
 from kexpfam.kernels import KERNELS
-from kexpfam.measures import BASES, AbstractMeasure
+from kexpfam.measures import BASES, best_mixture
 from kexpfam.partition import log_partition
 from kexpfam.progress import Bar, Listener
 from kexpfam.potentials import KernelSpan, RandomFeatures, choose_centres
 from kexpfam.sample import Sample, Scaling, constant_columns
-from kexpfam.selection import Search
+from kexpfam.selection import Search, reduced_task
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
 from kexpfam.solvers.task import Task
@@ -150,18 +148,21 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         seed = int(jr.randint(seed_key, (), 0, 2**31 - 1))
         scaling = Scaling.standardising(X)
         sample = Sample.unconditional(scaling.to_model(X))
-        search = Search(self.kernel, self.base, self.lengthscale, self.rkhs_penalty, self.n_centres, seed, listener)
+        proposal = best_mixture(np.asarray(sample.target), seed=seed)
+        search = Search(self.kernel, self.base, self.lengthscale, self.rkhs_penalty, self.n_centres, seed, proposal, listener)
         self.selection_ = search.run(sample)
         settings = self.selection_.settings
-        space = self._space(sample, settings.lengthscale, seed, key=space_key)
-        self._task = Task(sample, settings.base, space, settings.rkhs_penalty)
+        task = reduced_task(sample, settings.base, settings.dims, proposal)
+        space = self._space(task.sample, settings.lengthscale, seed, key=space_key)
+        self._task = Task(task.sample, task.base, space, settings.rkhs_penalty, task.proposal)
         checkpoint = storage.Checkpoint(self.checkpoint, self._task) if self.checkpoint is not None else None
         self.solution_ = solver.solve(self._task, key=solve_key, report=listener, checkpoint=checkpoint)
-        tilt = self._task.tilt(self.solution_.weights)
-        sampler = self.solution_.sampler
-        data = np.asarray(sample.target)
+        tilt, sampler = self._task.tilt(self.solution_.weights), self.solution_.sampler
+        data = np.asarray(task.sample.target)
         estimate = log_partition(tilt, sampler.reference, data, method=self.normaliser, key=partition_key)
-        self.density_ = Density(tilt, sampler, scaling, estimate)
+        completion = None if len(settings.dims) == X.shape[1] else Completion(settings.base, settings.dims)
+        self.density_ = Density(tilt, sampler, scaling, estimate, completion)
+        self._training = np.asarray(sample.target)
         if not estimate.trustworthy:
             message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
             warnings.warn(message, UncertainNormaliserWarning, stacklevel=3)
@@ -206,13 +207,13 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         """Return the learned f at each row: ``log p - log p0 + log Z``, all in standardised units."""
         check_is_fitted(self, "density_")
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self.density_.tilt.values(np.asarray(self.density_.scaling.to_model(X)))
+        return self.density_.potential(X)
 
     @property
     def training_data_(self) -> np.ndarray:
         """The rows the model was fitted to, in the data's own units."""
         check_is_fitted(self, "density_")
-        return np.asarray(self.density_.scaling.to_data(np.asarray(self._task.sample.target)))
+        return np.asarray(self.density_.scaling.to_data(self._training))
 
     @in_double_precision
     def save(self, path) -> None:
@@ -222,6 +223,7 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
             "params": self._stored_params(),
             "density": self.density_,
             "task": self._task,
+            "training": self._training,
             "solution": self.solution_,
             "selection": self.selection_,
         }
@@ -252,7 +254,7 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
     def _space(self, sample: Sample, lengthscale, seed: int, *, key):
         kernel = KERNELS[self.kernel](lengthscale)
         if self.space == "random_features":
-            return RandomFeatures.draw(kernel, kernel, sample, count=self.n_centres, key=key)
+            return RandomFeatures.draw(kernel, KERNELS[self.kernel](1.0), sample, count=self.n_centres, key=key)
         centres = sample if self.space == "full" else choose_centres(sample, self.n_centres, seed=seed)
         return KernelSpan.build(kernel, kernel, centres)
 
@@ -281,7 +283,7 @@ def load(path):
     estimator.n_features_in_ = metadata["n_features_in"]
     if metadata["columns"] is not None:
         estimator.column_names_ = metadata["columns"]
-    estimator.density_, estimator._task = state["density"], state["task"]
+    estimator.density_, estimator._task, estimator._training = state["density"], state["task"], state["training"]
     estimator.solution_, estimator.selection_ = state["solution"], state["selection"]
     return estimator
 

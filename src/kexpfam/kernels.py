@@ -45,10 +45,6 @@ class AbstractStationary(AbstractKernel):
     def frequencies(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[Array, "count dim"]:
         """Draw from the spectral measure: ``k(x, z) = E[cos(w . (x - z))]`` (Bochner)."""
 
-    def active(self, dim: int) -> np.ndarray:
-        """Return the indices of the dimensions with a finite length scale."""
-        return np.flatnonzero(np.isfinite(np.broadcast_to(np.asarray(self.lengthscale), (dim,))))
-
 
 class AbstractRadial(AbstractStationary):
     """A stationary kernel of the squared scaled distance alone."""

@@ -1,8 +1,8 @@
 """Base measures p0, and the reference measures that transports start from.
 
 A measure is written for one point: ``log_density(x)`` is normalised, ``sample(count, key=...)`` draws. ``marginal(dims)``
-is the measure of some coordinates, in closed form, because a function f of few coordinates needs only those to be
-normalised. ``given(condition)`` is the measure under a condition: itself, unless it depends on one.
+is the measure of some coordinates and ``completed`` draws the others given those, both in closed form: a function f of few
+coordinates is fitted, normalised and sampled in those alone. ``given(condition)`` is the measure under a condition: itself, unless it depends on one.
 """
 
 import abc
@@ -41,6 +41,10 @@ class AbstractMeasure(eqx.Module):
     @abc.abstractmethod
     def bounds(self, spread: float) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return a box that holds the measure up to ``spread`` standard deviations (all of it, if bounded)."""
+
+    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """Return points with the given values in the coordinates ``dims`` and the others drawn given those."""
+        raise TypeError(f"a {type(self).__name__} does not know its conditionals.")
 
     def log_densities(self, points) -> np.ndarray:
         """Return the log densities of many points as a NumPy array."""
@@ -83,6 +87,9 @@ class Gaussian(AbstractMeasure):
         rows = self.cholesky[dims]
         return Gaussian(self.mean[dims], jnp.linalg.cholesky(rows @ rows.T))
 
+    def completed(self, dims, values, *, key):
+        return Mixture.of(jnp.zeros(1), self.mean[None], self.cholesky[None]).completed(dims, values, key=key)
+
     def bounds(self, spread):
         deviation = jnp.sqrt(jnp.sum(self.cholesky**2, 1))
         return self.mean - spread * deviation, self.mean + spread * deviation
@@ -111,6 +118,9 @@ class Box(AbstractMeasure):
 
     def marginal(self, dims):
         return Box(self.low[dims], self.high[dims])
+
+    def completed(self, dims, values, *, key):
+        return self.sample(values.shape[0], key=key).at[:, jnp.asarray(dims)].set(values)
 
     def bounds(self, spread):
         return self.low, self.high
@@ -160,6 +170,14 @@ class Mixture(AbstractMeasure):
         rows = self.choleskys[:, dims, :]
         return Mixture.of(self.log_weights, self.means[:, dims], jnp.linalg.cholesky(rows @ rows.mT))
 
+    def completed(self, dims, values, *, key):
+        # The known coordinates first: then they are the condition of a joint mixture.
+        order = jnp.asarray([*dims, *(j for j in range(self.means.shape[1]) if j not in dims)])
+        joint = JointMixture(self.marginal(order), len(dims))
+        keys = jr.split(key, values.shape[0])
+        rest = jax.vmap(lambda value, row_key: joint.given(value).sample(1, key=row_key)[0])(values, keys)
+        return jnp.concatenate([values, rest], 1)[:, jnp.argsort(order)]
+
     def bounds(self, spread):
         deviation = jnp.sqrt(jnp.sum(self.choleskys**2, 2))
         return (self.means - spread * deviation).min(0), (self.means + spread * deviation).max(0)
@@ -200,18 +218,23 @@ class JointMixture(AbstractMeasure):
 BASES = ("gaussian", "box", "mixture")
 
 
+def held_out_split(points: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return four fifths of the points and the fifth that judges what is fitted to them."""
+    order = np.random.default_rng(seed).permutation(len(points))
+    return points[order[len(points) // 5 :]], points[order[: len(points) // 5]]
+
+
 def best_mixture(points: np.ndarray, *, counts=(1, 2, 4, 8, 16, 32), seed: int) -> Mixture:
     """Return the mixture whose size and covariance type do best on a held-out fifth of the points, refitted to all."""
-    order = np.random.default_rng(seed).permutation(len(points))
-    held_out, training = points[order[: len(points) // 5]], points[order[len(points) // 5 :]]
+    training, held_out = held_out_split(points, seed=seed)
     best_score, best = -np.inf, (1, True)
     for diagonal in (False, True):
-        worse = 0
+        worse, top = 0, -np.inf
         for components in counts:
             if components * 5 > len(training) or worse == 2:
                 break
             score = _expectation_maximisation(training, components, diagonal, seed).score(held_out)
-            worse = 0 if score > best_score else worse + 1
+            worse, top = (0, score) if score > top else (worse + 1, top)
             if score > best_score:
                 best_score, best = score, (components, diagonal)
     return Mixture.fitted(points, components=best[0], diagonal=best[1], seed=seed)

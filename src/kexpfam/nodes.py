@@ -1,12 +1,10 @@
 """Weighted points that stand for the base measure: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E_p0[h]``.
 
-A grid does it exactly for functions of few coordinates, importance draws do it with an error bar for any. Only the
-coordinates that f depends on need nodes: the others integrate to one, in closed form.
+A grid does it exactly in few dimensions, importance draws do it with an error bar in any.
 """
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
@@ -30,19 +28,12 @@ class Nodes(NamedTuple):
     widths: np.ndarray  # (j, d)
 
 
-def grid_nodes(base: AbstractMeasure, active: np.ndarray, data: np.ndarray, *, fineness: float = 1.0) -> Nodes:
-    """Return the midpoints of a grid over the active coordinates: fine where the data are, coarse in the base's tails."""
-    marginal = base.marginal(jnp.asarray(active))
-    edges = [_edges(marginal, i, data[:, j], len(active), fineness) for i, j in enumerate(active)]
-    centres = [0.5 * (e[1:] + e[:-1]) for e in edges]
-    sizes = [np.diff(e) for e in edges]
-    mesh = np.stack(np.meshgrid(*centres, indexing="ij"), -1).reshape(-1, len(active))
-    cells = np.stack(np.meshgrid(*sizes, indexing="ij"), -1).reshape(-1, len(active))
-    log_weights = marginal.log_densities(mesh) + np.log(cells).sum(1)
-    points = np.zeros((len(mesh), data.shape[1]))
-    widths = np.zeros_like(points)
-    points[:, active], widths[:, active] = mesh, cells
-    return Nodes(points, log_weights, widths)
+def grid_nodes(base: AbstractMeasure, data: np.ndarray, *, fineness: float = 1.0) -> Nodes:
+    """Return the midpoints of a grid: fine where the data are, coarse in the base's tails."""
+    edges = [_edges(base, j, data[:, j], data.shape[1], fineness) for j in range(data.shape[1])]
+    points = _mesh([0.5 * (e[1:] + e[:-1]) for e in edges])
+    widths = _mesh([np.diff(e) for e in edges])
+    return Nodes(points, base.log_densities(points) + np.log(widths).sum(1), widths)
 
 
 def importance_nodes(base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]) -> Nodes:
@@ -72,9 +63,13 @@ def effective_share(log_masses: np.ndarray) -> float:
     return float(masses.sum() ** 2 / (masses**2).sum() / len(masses))
 
 
-def _edges(marginal: AbstractMeasure, index: int, data: np.ndarray, dims: int, fineness: float) -> np.ndarray:
-    wall_low, wall_high = (float(side[index]) for side in marginal.bounds(np.inf))  # infinite for an unbounded base
-    low, high = (float(side[index]) for side in marginal.bounds(BASE_SPREAD))
+def _mesh(axes: list[np.ndarray]) -> np.ndarray:
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+
+
+def _edges(base: AbstractMeasure, index: int, data: np.ndarray, dims: int, fineness: float) -> np.ndarray:
+    wall_low, wall_high = (float(side[index]) for side in base.bounds(np.inf))  # infinite for an unbounded base
+    low, high = (float(side[index]) for side in base.bounds(BASE_SPREAD))
     margin = DATA_MARGIN * np.ptp(data)
     inner_low, inner_high = max(data.min() - margin, wall_low), min(data.max() + margin, wall_high)
     fine, tail = int(fineness * FINE_CELLS[dims]), int(fineness * TAIL_CELLS[dims])

@@ -12,7 +12,7 @@ from blackjax.smc import resampling
 from jaxtyping import Array, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.nodes import grid_nodes, importance_nodes
+from kexpfam.nodes import GRID_DIMS, grid_nodes, importance_nodes
 from kexpfam.potentials import Tilt
 
 METHODS = ("auto", "quadrature", "importance", "smc")
@@ -59,24 +59,25 @@ def log_partition(
     """Return ``log Z``; "auto" is quadrature for functions of few coordinates, else importance, else SMC if that fails."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r} for the normaliser: choose one of {', '.join(METHODS)}.")
-    active = tilt.space.active(data.shape[1])
-    if method == "quadrature" or (method == "auto" and len(active) <= QUADRATURE_DIMS):
-        return by_quadrature(tilt, active, data)
+    if method == "quadrature" and data.shape[1] > GRID_DIMS:
+        raise ValueError(f"normaliser='quadrature' is for f of at most {GRID_DIMS} dimensions; use 'importance' or 'smc'.")
+    if method == "quadrature" or (method == "auto" and data.shape[1] <= QUADRATURE_DIMS):
+        return by_quadrature(tilt, data)
     if method == "smc":
         return by_smc(tilt, data.shape[1], key=key)
     first_key, second_key = jr.split(key)
-    estimate = by_importance(tilt, active, proposal, data.shape[1], key=first_key)
+    estimate = by_importance(tilt, proposal, key=first_key)
     if method == "importance" or estimate.trustworthy:
         return estimate
     other = by_smc(tilt, data.shape[1], key=second_key)
     return min(estimate, other, key=lambda candidate: candidate.standard_error)
 
 
-def by_quadrature(tilt: Tilt, active: np.ndarray, data: np.ndarray) -> Estimate:
+def by_quadrature(tilt: Tilt, data: np.ndarray) -> Estimate:
     """Sum over a grid; the error is the change on a finer grid, and every node counts as an effective draw."""
     values = []
     for fineness in (FINER, 1.0):
-        nodes = grid_nodes(tilt.base, active, data, fineness=fineness)
+        nodes = grid_nodes(tilt.base, data, fineness=fineness)
         exponents = nodes.log_weights + tilt.values(nodes.points)
         top = exponents.max()
         values.append((float(top + np.log(np.exp(exponents - top).sum())), len(exponents)))
@@ -84,21 +85,16 @@ def by_quadrature(tilt: Tilt, active: np.ndarray, data: np.ndarray) -> Estimate:
     return Estimate(finer, abs(finer - coarse), float(count))
 
 
-def by_importance(
-    tilt: Tilt, active: np.ndarray, proposal: AbstractMeasure, dim: int, *, key: Key[Array, ""], draws: int = IMPORTANCE_DRAWS
-) -> Estimate:
-    """Average over draws from base and proposal, in the coordinates that f depends on."""
-    dims = jnp.asarray(active)
-    nodes = importance_nodes(tilt.base.marginal(dims), proposal.marginal(dims), draws, key=key)
-    points = np.zeros((draws, dim))
-    points[:, active] = nodes.points
-    return log_mean_exp(nodes.log_weights + np.log(draws) + tilt.values(points))
+def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""], draws: int = IMPORTANCE_DRAWS) -> Estimate:
+    """Average over draws from base and proposal."""
+    nodes = importance_nodes(tilt.base, proposal, draws, key=key)
+    return log_mean_exp(nodes.log_weights + np.log(draws) + tilt.values(nodes.points))
 
 
 def by_smc(tilt: Tilt, dim: int, *, key: Key[Array, ""]) -> Estimate:
     """Temper from the base to the density with moves by HMC; the error comes from independent repetitions."""
     estimates = np.array([float(_smc(tilt, dim, repeat)) for repeat in jr.split(key, SMC_REPEATS)])
-    spread = float(estimates.std(ddof=1) / np.sqrt(SMC_REPEATS))
+    spread = float(estimates.std(ddof=1) / np.sqrt(SMC_REPEATS)) if np.all(np.isfinite(estimates)) else np.inf
     return Estimate(float(estimates.mean()), spread, float(SMC_PARTICLES * SMC_REPEATS))
 
 

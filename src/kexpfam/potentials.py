@@ -36,10 +36,6 @@ class AbstractFeatureSpace(eqx.Module):
     def features(self, target: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, "b r"]:
         """Return the features of each row."""
 
-    @abc.abstractmethod
-    def active(self, dim: int) -> np.ndarray:
-        """Return the target dimensions that f depends on."""
-
     def evaluate(self, weights: Float[Array, " r"], target, condition) -> Float[Array, " b"]:
         """Return f at each row."""
         return self.features(target, condition) @ weights
@@ -89,16 +85,12 @@ class KernelSpan(AbstractFeatureSpace):
         gram = lambda rows: np.asarray(_jitted_gram(self.kernel, self.condition_kernel, rows, self.centres)) @ whitening
         return _in_chunks(gram, target, condition, rows_per_chunk)
 
-    def active(self, dim):
-        return self.kernel.active(dim) if isinstance(self.kernel, AbstractStationary) else np.arange(dim)
-
 
 class RandomFeatures(AbstractFeatureSpace):
     """``sqrt(1/r) (cos(w_i . x), sin(w_i . x))``: a kernel's space by Monte Carlo over its spectrum, memory ``r * d``."""
 
     frequencies: Float[Array, "r d"]
     condition_frequencies: Float[Array, "r p"]
-    active_dims: tuple[int, ...] = eqx.field(static=True)
 
     @classmethod
     def draw(
@@ -106,11 +98,9 @@ class RandomFeatures(AbstractFeatureSpace):
     ) -> Self:
         """Return ``2 * count`` features of the product kernel."""
         target_key, condition_key = jax.random.split(key)
-        dim = sample.target.shape[1]
         return cls(
-            kernel.frequencies(count, dim, key=target_key),
+            kernel.frequencies(count, sample.target.shape[1], key=target_key),
             condition_kernel.frequencies(count, sample.condition.shape[1], key=condition_key),
-            tuple(int(j) for j in kernel.active(dim)),
         )
 
     @property
@@ -121,9 +111,6 @@ class RandomFeatures(AbstractFeatureSpace):
         phase = target.astype(self.frequencies.dtype) @ self.frequencies.T
         phase = phase + condition.astype(self.frequencies.dtype) @ self.condition_frequencies.T
         return jnp.concatenate([jnp.cos(phase), jnp.sin(phase)], 1) / jnp.sqrt(self.frequencies.shape[0])
-
-    def active(self, dim):
-        return np.asarray(self.active_dims)
 
 
 class Tilt(eqx.Module):

@@ -10,27 +10,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import equinox as eqx
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.inspection import permutation_importance
 
 from kexpfam.kernels import KERNELS, median_distance
-from kexpfam.measures import AbstractMeasure, Box, Gaussian, best_mixture
-from kexpfam.nodes import Nodes, grid_nodes
+from kexpfam.measures import AbstractMeasure, Box, Gaussian, best_mixture, held_out_split
+from kexpfam.nodes import grid_nodes, importance_nodes
 from kexpfam.potentials import KernelSpan, choose_centres
 from kexpfam.progress import Listener, Report
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
-from kexpfam.solvers.reference import active_nodes
-from kexpfam.solvers.task import Task, node_features
+from kexpfam.solvers.task import Task, likelihood
 
 FOLDS = 10
 # Length scales are tried on a grid of this factor, in units of the median distance, from this one outwards.
 LENGTHSCALE_FACTOR = 2.0**0.5
 FIRST_LENGTHSCALE = 0.4
 LENGTHSCALE_RANGE = (0.02, 4.0)
-PENALTIES = 10.0 ** np.arange(-2.0, -9.5, -1.0)
+PENALTIES = 10.0 ** np.arange(0.0, -9.5, -1.0)
+# Features kept while ranking settings; the fit itself keeps all.
+MOST_FEATURES = 250
 # A path of penalties ends after this many without a better score.
 PATIENCE = 2
 # Functions of up to this many coordinates are integrated on a grid during selection, others on importance draws.
@@ -46,7 +48,7 @@ class Trial(NamedTuple):
     """One setting and its cross-validated mean log density (model units, the base's own part included)."""
 
     base: str
-    active: tuple[int, ...]
+    dims: tuple[int, ...]
     lengthscale: float
     rkhs_penalty: float
     score: float
@@ -54,9 +56,10 @@ class Trial(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a fit needs: the choice for every setting that the user left open."""
+    """What a fit needs: the base, the coordinates f depends on, its length scales there, and the penalty."""
 
     base: AbstractMeasure
+    dims: tuple[int, ...]
     lengthscale: np.ndarray
     rkhs_penalty: float
 
@@ -82,50 +85,55 @@ class Search:
     rkhs_penalty: float | None = None
     centres: int = 400
     seed: int = 0
+    proposal: AbstractMeasure | None = None
     report: Listener | None = None
 
     def run(self, sample: Sample) -> Selection:
         """Return the settings that cross-validation likes best, with the trials."""
         data = np.asarray(sample.target)
-        kinds = self._base_kinds(data.shape[1])
-        bases = {kind: self.base if isinstance(self.base, AbstractMeasure) else fit_base(kind, data, seed=self.seed) for kind in kinds}
-        if len(kinds) == 1 and self.lengthscale is not None and self.rkhs_penalty is not None:
-            return Selection(Settings(bases[kinds[0]], np.asarray(self.lengthscale, float), float(self.rkhs_penalty)), [])
+        bases = self._bases(data)
+        if len(bases) == 1 and self.lengthscale is not None and self.rkhs_penalty is not None:
+            (base,) = bases.values()
+            dims, scales = self._given_lengthscale(data.shape[1])
+            return Selection(Settings(base, dims, scales, float(self.rkhs_penalty)), [])
         trials: list[Trial] = []
-        best = None
-        for kind in kinds:
-            active = self._active(data, bases[kind])
-            trial = self._best_on(sample, kind, bases[kind], active, trials)
-            # A mixture has seen the fold it is scored on; a held-out fit of it says by how much that flatters it.
-            score = trial.score - (optimism(kind, data, seed=self.seed) if len(kinds) > 1 else 0.0)
-            if best is None or score > best[0]:
-                best = (score, trial)
-        chosen = best[1]
-        lengthscale = np.full(data.shape[1], np.inf)
-        lengthscale[list(chosen.active)] = chosen.lengthscale
+        ranked = []
+        for kind, base in bases.items():
+            trial = self._best_on(sample, kind, base, self._dims(data, base), trials)
+            # A base has seen the points that the folds are scored on; what that flatters it by is taken off.
+            flattery = optimism(kind, data, seed=self.seed) if len(bases) > 1 else 0.0
+            ranked.append((trial.score - flattery, trial))
+        chosen = max(ranked)[1]
+        scales = np.full(len(chosen.dims), chosen.lengthscale)
         if self.lengthscale is not None:
-            lengthscale = np.asarray(self.lengthscale, float)
-        return Selection(Settings(bases[chosen.base], lengthscale, chosen.rkhs_penalty), trials)
+            _, scales = self._given_lengthscale(data.shape[1])
+        return Selection(Settings(bases[chosen.base], chosen.dims, scales, chosen.rkhs_penalty), trials)
 
-    def _base_kinds(self, dim: int) -> list[str]:
+    def _given_lengthscale(self, dim: int) -> tuple[tuple[int, ...], np.ndarray]:
+        """Return the coordinates with a finite length scale, and those length scales."""
+        scales = np.broadcast_to(np.asarray(self.lengthscale, float), (dim,))
+        return tuple(int(j) for j in np.flatnonzero(np.isfinite(scales))), scales[np.isfinite(scales)]
+
+    def _bases(self, data: np.ndarray) -> dict[str, AbstractMeasure]:
+        """Return the base measures to choose from: one, unless there are too many dimensions to be sure of any."""
         if isinstance(self.base, AbstractMeasure):
-            return ["given"]
-        if self.base is not None:
-            return [self.base]
-        return ["gaussian"] if dim <= FEW_DIMS else ["gaussian", "mixture"]
+            return {"given": self.base}
+        few = data.shape[1] <= FEW_DIMS
+        kinds = [self.base] if self.base is not None else ["gaussian"] if few else ["gaussian", "mixture"]
+        return {kind: fit_base(kind, data, seed=self.seed) for kind in kinds}
 
-    def _active(self, data: np.ndarray, base: AbstractMeasure) -> np.ndarray:
+    def _dims(self, data: np.ndarray, base: AbstractMeasure) -> tuple[int, ...]:
+        """Return the coordinates that f is to depend on."""
+        everything = tuple(range(data.shape[1]))
         if self.lengthscale is not None:
-            return np.flatnonzero(np.isfinite(np.broadcast_to(self.lengthscale, (data.shape[1],))))
+            return self._given_lengthscale(data.shape[1])[0]
         if data.shape[1] <= FEW_DIMS:
-            return np.arange(data.shape[1])
-        found = relevant_dimensions(data, base, seed=self.seed)
-        return found if found.size else np.arange(data.shape[1])
+            return everything
+        return relevant_dimensions(data, base, seed=self.seed) or everything
 
-    def _best_on(self, sample: Sample, kind: str, base: AbstractMeasure, active: np.ndarray, trials: list[Trial]) -> Trial:
+    def _best_on(self, sample: Sample, kind: str, base: AbstractMeasure, dims: tuple[int, ...], trials: list[Trial]) -> Trial:
         """Walk over length scales from the middle of their range in the direction that improves."""
-        data = np.asarray(sample.target)
-        unit = median_distance(data[:, active])
+        unit = median_distance(np.asarray(sample.target)[:, dims])
         scored: dict[int, Trial] = {}
 
         def visit(index: int) -> float:
@@ -133,7 +141,7 @@ class Search:
             if not LENGTHSCALE_RANGE[0] <= scale <= LENGTHSCALE_RANGE[1]:
                 return -np.inf
             if index not in scored:
-                path = self._path(sample, kind, base, active, scale * unit)
+                path = self._path(sample, kind, base, dims, np.full(len(dims), scale * unit))
                 trials.extend(path)
                 if self.report is not None:
                     self.report(Report("selection", len(trials), 0, {"score": max(trial.score for trial in trials)}))
@@ -141,8 +149,9 @@ class Search:
             return scored[index].score
 
         if self.lengthscale is not None:
-            trials.extend(self._path(sample, kind, base, active, self.lengthscale))
-            return max(trials, key=lambda trial: trial.score)
+            path = self._path(sample, kind, base, *self._given_lengthscale(sample.target.shape[1]))
+            trials.extend(path)
+            return max(path, key=lambda trial: trial.score)
         try:
             best = 0
             direction = 1 if visit(1) > visit(0) else -1
@@ -153,14 +162,14 @@ class Search:
                 raise
         return max(scored.values(), key=lambda trial: trial.score)
 
-    def _path(self, sample: Sample, kind: str, base: AbstractMeasure, active: np.ndarray, lengthscale) -> list[Trial]:
+    def _path(self, sample: Sample, kind: str, base: AbstractMeasure, dims: tuple[int, ...], scales: np.ndarray) -> list[Trial]:
         """Return the trials along falling penalties at one length scale, up to where the score stops rising."""
-        scales = np.full(sample.target.shape[1], np.inf)
-        scales[active] = np.broadcast_to(lengthscale, scales.shape)[active]
+        task = reduced_task(sample, base, dims, self.proposal or base)
         kernel = KERNELS[self.kernel](scales)
-        space = KernelSpan.build(kernel, kernel, choose_centres(sample, self.centres, seed=self.seed), rank=300)
-        problem, check = selection_problems(Task(sample, base, space, 1.0), seed=self.seed)
-        features = space.matrix(sample.target, sample.condition)
+        space = KernelSpan.build(kernel, kernel, choose_centres(task.sample, self.centres, seed=self.seed), rank=MOST_FEATURES)
+        task = eqx.tree_at(lambda t: t.space, task, space, is_leaf=lambda node: node is None)
+        problem, check = self._problems(task)
+        features = space.matrix(task.sample.target, task.sample.condition)
         log_base = base.log_densities(sample.target)
         folds = np.random.default_rng(self.seed).permutation(len(sample)) % min(FOLDS, len(sample))
         trials, weights, stale = [], np.zeros(space.size), 0
@@ -168,8 +177,8 @@ class Search:
             optimum = convex.maximise(problem, penalty, weights, tolerance=1e-4)
             weights = optimum.weights
             scores = fold_scores(problem, check, optimum, penalty, features, folds) + log_base
-            trial = Trial(kind, tuple(int(j) for j in active), float(np.min(lengthscale)), float(penalty), float(scores.mean()),
-                          float(scores.std() / np.sqrt(len(scores))))
+            error = float(scores.std() / np.sqrt(len(scores)))
+            trial = Trial(kind, dims, float(scales.min()), float(penalty), float(scores.mean()), error)
             improved = not trials or trial.score > max(t.score for t in trials)
             trials.append(trial)
             stale = 0 if improved else stale + 1
@@ -177,23 +186,27 @@ class Search:
                 break
         return trials
 
+    def _problems(self, task: Task) -> tuple[convex.Likelihood, convex.Likelihood]:
+        """Return the likelihood to fit on and the one to score on.
 
-def selection_problems(task: Task, *, seed: int) -> tuple[convex.Likelihood, convex.Likelihood]:
-    """Return the likelihood to fit on and the one to score on.
+        They share a grid where there is one. On importance draws they must differ: an optimum can hide mass between its
+        own nodes, and only fresh ones show it.
+        """
+        if task.sample.target.shape[1] <= SELECTION_GRID_DIMS:
+            problem = likelihood(task, grid_nodes(task.base, np.asarray(task.sample.target)))
+            return problem, problem
+        keys = jr.split(jr.key(self.seed))
+        fitting, scoring = (importance_nodes(task.base, task.proposal, SELECTION_NODES, key=key) for key in keys)
+        return likelihood(task, fitting), likelihood(task, scoring)
 
-    They share a grid where there is one. On importance draws they must differ: an optimum can hide mass between its own
-    nodes, and only fresh ones show it.
-    """
-    data = np.asarray(task.sample.target)
-    if len(task.active) <= SELECTION_GRID_DIMS:
-        node_sets = [grid_nodes(task.base, task.active, data)]
-    else:
-        keys = jr.split(jr.key(seed), 2)
-        proposal = best_mixture(data, seed=seed)
-        node_sets = [active_nodes(task, proposal, SELECTION_NODES, key=key) for key in keys]
-    mean = task.space.matrix(task.sample.target, task.sample.condition).mean(0)
-    problems = [_likelihood_on(task, nodes, mean) for nodes in node_sets]
-    return problems[0], problems[-1]
+
+def reduced_task(sample: Sample, base: AbstractMeasure, dims: tuple[int, ...], proposal: AbstractMeasure) -> Task:
+    """Return a task, still without space and penalty, in the coordinates that f is to depend on."""
+    if len(dims) == sample.target.shape[1]:
+        return Task(sample, base, None, 1.0, proposal)
+    index = jnp.asarray(dims)
+    part = Sample(sample.target[:, index], sample.condition)
+    return Task(part, base.marginal(index), None, 1.0, proposal.marginal(index))
 
 
 def fold_scores(problem, check, optimum, penalty, features, folds) -> np.ndarray:
@@ -207,7 +220,7 @@ def fold_scores(problem, check, optimum, penalty, features, folds) -> np.ndarray
     return np.sum(features * weights[folds], 1) - partitions[folds]
 
 
-def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -> np.ndarray:
+def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -> tuple[int, ...]:
     """Return the dimensions that a classifier of data against base draws makes use of.
 
     The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with dimensions
@@ -224,7 +237,8 @@ def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -
         model, rows[held_out], labels[held_out], scoring="neg_log_loss", n_repeats=4, random_state=seed, sample_weight=weights[held_out]
     )
     errors = result.importances_std / np.sqrt(result.importances.shape[1])
-    return np.flatnonzero(result.importances_mean > np.maximum(RELEVANCE_FLOOR, 3.0 * errors))
+    relevant = np.flatnonzero(result.importances_mean > np.maximum(RELEVANCE_FLOOR, 3.0 * errors))
+    return tuple(int(j) for j in relevant)
 
 
 def fit_base(kind: str, data: np.ndarray, *, seed: int) -> AbstractMeasure:
@@ -236,17 +250,7 @@ def fit_base(kind: str, data: np.ndarray, *, seed: int) -> AbstractMeasure:
 
 
 def optimism(kind: str, data: np.ndarray, *, seed: int) -> float:
-    """Return how much higher a base scores points it was fitted to than points it was not (mean over 5 folds)."""
-    folds = np.random.default_rng(seed).permutation(len(data)) % 5
-    gaps = []
-    full = fit_base(kind, data, seed=seed).log_densities(data)
-    for fold in range(5):
-        part = fit_base(kind, data[folds != fold], seed=seed)
-        held_out = part.log_densities(data[folds == fold])
-        gaps.append(full[folds == fold].mean() - held_out.mean())
-    return float(np.mean(gaps))
-
-
-def _likelihood_on(task: Task, nodes: Nodes, mean: np.ndarray) -> convex.Likelihood:
-    features, shares = node_features(task.space, task.sample.condition, nodes)
-    return convex.Likelihood(mean, features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares)
+    """Return how much higher a base of this kind scores points it was fitted to than points it was not (nats)."""
+    training, held_out = held_out_split(data, seed=seed)
+    base = fit_base(kind, training, seed=seed)
+    return float(base.log_densities(training).mean() - base.log_densities(held_out).mean())

@@ -68,7 +68,7 @@ def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str,
     path = Path(path)
     if not path.parent.is_dir():
         raise StorageError(f"the folder {path.parent} does not exist; create it first")
-    tensors: dict[str, np.ndarray] = {}
+    tensors = _Tensors()
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,7 +124,15 @@ class Checkpoint:
         save_tree(self.path, "checkpoint", leaves, {"fingerprint": self._fingerprint})
 
 
-def _encode(value: Any, place: str, tensors: dict[str, np.ndarray]) -> Any:
+class _Tensors(dict[str, np.ndarray]):
+    """Arrays by name; ``nodes`` knows each by its identity, so that one that a tree holds twice is stored once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: dict[int, dict[str, str]] = {}
+
+
+def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
     """Return the JSON node of a value; its arrays are added to ``tensors``, named by their place in the tree."""
     # Exact types, because a subclass (an ordered dictionary, a masked array) would come back as something else.
     if value is None or type(value) in (bool, int, str):
@@ -149,7 +157,7 @@ def _encode(value: Any, place: str, tensors: dict[str, np.ndarray]) -> Any:
     raise TypeError(f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts")
 
 
-def _encode_dict(value: dict, place: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+def _encode_dict(value: dict, place: str, tensors: _Tensors) -> dict[str, Any]:
     for key in value:
         if type(key) is not str:
             raise TypeError(f"{place}: cannot store the key {key!r}; keys of dictionaries must be strings")
@@ -157,7 +165,9 @@ def _encode_dict(value: dict, place: str, tensors: dict[str, np.ndarray]) -> dic
     return {"$dict": nodes} if any(key.startswith("$") for key in value) else nodes
 
 
-def _encode_array(value: Any, place: str, tensors: dict[str, np.ndarray]) -> dict[str, str]:
+def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
+    if id(value) in tensors.nodes:
+        return tensors.nodes[id(value)]
     if value.dtype.name not in DTYPES:
         raise TypeError(
             f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
@@ -167,9 +177,14 @@ def _encode_array(value: Any, place: str, tensors: dict[str, np.ndarray]) -> dic
         name += "'"
     # safetensors copies memory as it lies, so a transposed or byte-swapped array must be laid out anew.
     tensors[name] = np.array(value, dtype=np.dtype(value.dtype).newbyteorder("="), order="C")
+    tensors.nodes[id(value)] = {_array_tag(value): name}
+    return tensors.nodes[id(value)]
+
+
+def _array_tag(value: np.ndarray | np.generic | jax.Array) -> str:
     if isinstance(value, jax.Array):
-        return {"$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax": name}
-    return {"$numpy" if isinstance(value, np.ndarray) else "$scalar": name}
+        return "$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax"
+    return "$numpy" if isinstance(value, np.ndarray) else "$scalar"
 
 
 def _function_name(function: Callable, place: str) -> str:
@@ -209,6 +224,13 @@ def _decode_record(node: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
     return record
 
 
+def _jax_tensor(name: str, tensors: dict[str, Any], convert: Callable[[np.ndarray], jax.Array]) -> jax.Array:
+    """Return the tensor as a JAX array, and the same one each time it is asked for."""
+    if not isinstance(tensors[name], jax.Array):
+        tensors[name] = convert(tensors[name])
+    return tensors[name]
+
+
 def _to_jax(values: np.ndarray) -> jax.Array:
     with jax.enable_x64(True):
         return jnp.array(values)
@@ -228,8 +250,8 @@ DECODERS: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
     "$dict": lambda node, tensors: _decode_dict(node["$dict"], tensors),
     "$numpy": lambda node, tensors: tensors[node["$numpy"]],
     "$scalar": lambda node, tensors: tensors[node["$scalar"]][()],
-    "$jax": lambda node, tensors: _to_jax(tensors[node["$jax"]]),
-    "$weak_jax": lambda node, tensors: _to_weak_jax(tensors[node["$weak_jax"]]),
+    "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors, _to_jax),
+    "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, _to_weak_jax),
     "$function": lambda node, tensors: FUNCTIONS[node["$function"]],
     "$enum": lambda node, tensors: _class_named(node["$enum"], _is_enum)[node["member"]],
     "$class": _decode_record,
@@ -246,7 +268,7 @@ def _is_enum(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, enum.Enum)
 
 
-def _field_names(cls: type) -> tuple[str, ...]:
+def _field_names(cls: Any) -> tuple[str, ...]:
     return cls._fields if issubclass(cls, tuple) else tuple(field.name for field in dataclasses.fields(cls))
 
 
@@ -268,10 +290,10 @@ def _checked_class_name(value: Any, place: str) -> str:
     return name
 
 
-def _class_named(name: str, is_expected: Callable[[Any], bool]) -> type:
+def _class_named(name: str, is_expected: Callable[[Any], bool]) -> Any:
     """Return the class of that name; modules outside kexpfam are never imported."""
     if name in FOREIGN_CLASSES:
-        found = FOREIGN_CLASSES[name]
+        found: Any = FOREIGN_CLASSES[name]
     else:
         module, _, qualified = name.partition(":")
         found = _attribute(module, qualified) if OWN_MODULE.fullmatch(module) else None

@@ -14,12 +14,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.measures import AbstractMeasure, best_mixture
-from kexpfam.nodes import effective_share
+from kexpfam.measures import AbstractMeasure
+from kexpfam.nodes import effective_share, importance_nodes
 from kexpfam.objective import Problem
 from kexpfam.solvers.doubly_dual import DoublyDual
 from kexpfam.solvers.loop import Status, run
-from kexpfam.solvers.reference import active_nodes, distil
+from kexpfam.solvers.reference import distil
 from kexpfam.solvers.task import Solution, Task, continuation, likelihood
 from kexpfam.transports import Identity, Sampler
 
@@ -48,9 +48,8 @@ class DDE(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
-        seed_key, warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 6)
-        proposal = best_mixture(np.asarray(task.sample.target), seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
-        weights, reference = self._start(task, proposal, key=warm_key)
+        warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
+        weights, reference = self._start(task, key=warm_key)
         problem = Problem(
             task.sample, task.base, task.space, reference, jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0), anchored=True
         )
@@ -58,20 +57,20 @@ class DDE(eqx.Module):
         outcome = run(problem, self.saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
         weights, facts = outcome.state.point.f_weights, {}
         if self.polish:
-            weights, facts = self._polish(task, weights, reference if self.start == "warm" else proposal, key=polish_key)
+            weights, facts = self._polish(task, weights, reference if self.start == "warm" else task.proposal, key=polish_key)
         sampler, judged = self._choose_sampler(task, weights, reference, outcome.state.averaged, key=judge_key)
         status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and facts.get("newton_decrement", 1.0) < 1e-6 else outcome.status
         return Solution(weights, sampler, status, outcome.trace, facts | judged)
 
-    def _start(self, task, proposal, *, key):
+    def _start(self, task, *, key):
         if self.start == "cold":
             return jnp.zeros(task.space.size), task.base
         nodes_key, distil_key = jr.split(key)
-        optimum = continuation(likelihood(task, active_nodes(task, proposal, self.nodes, key=nodes_key)), task.rkhs_penalty)
-        return jnp.asarray(optimum.weights), distil(task, optimum.weights, proposal, key=distil_key)
+        optimum = continuation(likelihood(task, importance_nodes(task.base, task.proposal, self.nodes, key=nodes_key)), task.rkhs_penalty)
+        return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
 
     def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
-        nodes = active_nodes(task, proposal, self.nodes, key=key)
+        nodes = importance_nodes(task.base, proposal, self.nodes, key=key)
         problem = likelihood(task, nodes)
         optimum = continuation(problem, task.rkhs_penalty, start=np.asarray(weights) if self.start == "warm" else None)
         share = effective_share(nodes.log_weights + problem.node_features[0] @ optimum.weights)

@@ -2,11 +2,9 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.measures import best_mixture
 from kexpfam.nodes import GRID_DIMS, grid_nodes
 from kexpfam.solvers import convex
 from kexpfam.solvers.loop import Status
@@ -26,17 +24,16 @@ class Exact(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report=None, checkpoint=None) -> Solution:
         """Return the maximiser of the penalised likelihood, and a mixture distilled from it as sampler."""
-        if len(task.active) > GRID_DIMS:
+        data = np.asarray(task.sample.target)
+        if data.shape[1] > GRID_DIMS:
             raise ValueError(
-                f"solver='exact' integrates over at most {GRID_DIMS} dimensions and f depends on {len(task.active)}: "
+                f"solver='exact' integrates over at most {GRID_DIMS} dimensions and f depends on {data.shape[1]}: "
                 "use solver='dde'."
             )
-        seed_key, distil_key = jr.split(key)
-        data = np.asarray(task.sample.target)
-        optimum = continuation(likelihood(task, grid_nodes(task.base, task.active, data, fineness=self.fineness)), task.rkhs_penalty)
+        nodes = grid_nodes(task.base, data, fineness=self.fineness)
+        optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
         error = self._grid_error(task, optimum, data)
-        proposal = best_mixture(data, seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
-        reference = distil(task, optimum.weights, proposal, key=distil_key)
+        reference = distil(task, optimum.weights, key=key)
         return Solution(
             weights=jnp.asarray(optimum.weights),
             sampler=Sampler(reference, Identity(), task.base),
@@ -46,7 +43,7 @@ class Exact(eqx.Module):
         )
 
     def _grid_error(self, task: Task, optimum: convex.Optimum, data: np.ndarray) -> float:
-        nodes = grid_nodes(task.base, task.active, data, fineness=FINER * self.fineness)
+        nodes = grid_nodes(task.base, data, fineness=FINER * self.fineness)
         features, shares = node_features(task.space, task.sample.condition, nodes)
         finer = convex.Likelihood(np.zeros(task.space.size), features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares)
         return float(np.max(np.abs(convex.log_partitions(finer, optimum.weights) - optimum.log_partitions)))

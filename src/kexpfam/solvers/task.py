@@ -20,21 +20,21 @@ FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
 
 
 class Task(eqx.Module):
-    """The sample, the base measure, the space of f and the penalty ``eta / 2 |f|^2``."""
+    """The sample, the base measure, the space of f and the penalty ``eta / 2 |f|^2``.
+
+    ``proposal`` is any guess of the density: importance draws come from it and the base. Only the coordinates that f
+    depends on are in a task; what the base says about the others is put back in ``density.Completion``.
+    """
 
     sample: Sample
     base: AbstractMeasure
     space: AbstractFeatureSpace
     rkhs_penalty: float
+    proposal: AbstractMeasure
 
     def tilt(self, weights) -> Tilt:
         """Return the unnormalised density of f with these weights."""
         return Tilt(self.space, jnp.asarray(weights), self.base)
-
-    @property
-    def active(self) -> np.ndarray:
-        """Return the target dimensions that f depends on."""
-        return self.space.active(self.sample.target.shape[1])
 
 
 class Solution(NamedTuple):

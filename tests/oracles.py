@@ -1,0 +1,72 @@
+"""Closed forms and slow, obvious twins that the tests hold the library against."""
+
+import itertools
+from statistics import NormalDist
+
+import jax.numpy as jnp
+import numpy as np
+
+from kexpfam.kernels import Linear
+from kexpfam.measures import Gaussian
+from kexpfam.potentials import KernelSpan, Tilt
+from kexpfam.sample import Sample
+
+LOG_TWO_PI = np.log(2.0 * np.pi)
+
+
+def normal(mean: float = 0.0) -> Gaussian:
+    """Return N(mean, 1) on the line."""
+    return Gaussian(jnp.array([mean]), jnp.eye(1))
+
+
+def linear_space() -> KernelSpan:
+    """Return the space of ``f(x) = slope * x`` on the line: one feature, which is x up to its sign."""
+    return KernelSpan.build(Linear(), Linear(), Sample.unconditional(jnp.array([[1.0]])))
+
+
+def tilted_normal(slope: float) -> Tilt:
+    """Return ``f(x) = slope * x`` over N(0, 1): log Z is ``slope**2 / 2``, and the density is N(slope, 1)."""
+    space = linear_space()
+    sign = space.features(jnp.ones((1, 1)), jnp.zeros((1, 0)))[0]
+    return Tilt(space, slope * sign, normal())
+
+
+def tilted_normal_log_partition(slope: float) -> float:
+    """Return log E[exp(slope x)] under N(0, 1)."""
+    return 0.5 * slope**2
+
+
+def tilted_normal_log_density(slope: float, x: np.ndarray) -> np.ndarray:
+    """Return the log density of N(slope, 1)."""
+    return -0.5 * (x - slope) ** 2 - 0.5 * LOG_TWO_PI
+
+
+def log_ratio(mean: float, x: np.ndarray) -> np.ndarray:
+    """Return ``log q / p0`` of q = N(mean, 1) and p0 = N(0, 1): the nu at which the dual of their KL is attained."""
+    return mean * x - 0.5 * mean**2
+
+
+def normal_divergence(mean: float) -> float:
+    """Return KL(N(mean, 1) || N(0, 1))."""
+    return 0.5 * mean**2
+
+
+def normal_quantiles(mean: float, count: int) -> np.ndarray:
+    """Return points of equal mass under N(mean, 1); symmetric, so that their mean is exact."""
+    levels = (np.arange(count) + 0.5) / count
+    return mean + np.array([NormalDist().inv_cdf(level) for level in levels])
+
+
+def gram(kernel, xs: np.ndarray, zs: np.ndarray) -> np.ndarray:
+    """Return the matrix of kernel values, one pair at a time."""
+    values = [float(kernel(jnp.asarray(x), jnp.asarray(z))) for x, z in itertools.product(xs, zs)]
+    return np.array(values).reshape(len(xs), len(zs))
+
+
+def midpoint_grid(low, high, count: int) -> tuple[np.ndarray, float]:
+    """Return the midpoints of ``count`` cells per dimension of the box, and the volume of one cell."""
+    low, high = np.asarray(low, float), np.asarray(high, float)
+    sizes = (high - low) / count
+    axes = [a + s * (np.arange(count) + 0.5) for a, s in zip(low, sizes, strict=True)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, low.size)
+    return points, float(np.prod(sizes))

@@ -1,0 +1,132 @@
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from oracles import midpoint_grid, normal, tilted_normal, tilted_normal_log_density, tilted_normal_log_partition
+
+from kexpfam import kernels, partition
+from kexpfam.datasets import two_moons
+from kexpfam.density import Density
+from kexpfam.estimators import KernelExpFamily
+from kexpfam.measures import Gaussian
+from kexpfam.partition import METHODS, Estimate, by_importance, by_quadrature, by_smc, log_mean_exp, log_partition
+from kexpfam.potentials import KernelSpan, Tilt
+from kexpfam.sample import Sample, Scaling
+from kexpfam.transports import Identity, Sampler
+
+SLOPES = [-0.5, 0.0, 0.7, 1.2]
+# Wide enough that the grid holds all of the tilted normal's mass.
+DATA = np.linspace(-8.0, 8.0, 50)[:, None]
+LINE = np.array([0])
+
+
+@pytest.mark.parametrize("slope", SLOPES)
+def test_quadrature_has_the_closed_form(slope):
+    estimate = by_quadrature(tilted_normal(slope), LINE, DATA)
+    assert estimate.value == pytest.approx(tilted_normal_log_partition(slope), abs=1e-6)
+    assert estimate.standard_error < 1e-6
+    assert estimate.trustworthy
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("slope", SLOPES)
+def test_importance_sampling_has_the_closed_form(slope, seed):
+    estimate = by_importance(tilted_normal(slope), LINE, normal(0.5), 1, key=jr.key(seed))
+    # A proposal apart from the density, so that there is an error to report; rounding where the weights are constant.
+    assert abs(estimate.value - tilted_normal_log_partition(slope)) < 5 * estimate.standard_error + 1e-12
+    assert estimate.trustworthy
+
+
+@pytest.mark.parametrize("slope", [0.7, 1.2])
+def test_tempered_smc_has_the_closed_form(slope):
+    estimates = [by_smc(tilted_normal(slope), 1, key=jr.key(seed)) for seed in range(3)]
+    # An error from four repetitions is itself uncertain (Student's t); the mean of three seeds has one of nine degrees.
+    error = np.sqrt(np.mean([estimate.standard_error**2 for estimate in estimates]) / 3)
+    mean = np.mean([estimate.value for estimate in estimates])
+    assert abs(mean - tilted_normal_log_partition(slope)) < 5 * error
+    assert max(estimate.standard_error for estimate in estimates) < 0.05
+
+
+def test_smc_that_does_not_arrive_has_an_infinite_error(monkeypatch):
+    monkeypatch.setattr(partition, "SMC_STAGES", 1)
+    space = KernelSpan.build(kernels.Linear(), kernels.Linear(), Sample.unconditional(jnp.eye(2)))
+    tilt = Tilt(space, jnp.full(2, 6.0), Gaussian(jnp.zeros(2), jnp.eye(2)))
+    estimate = by_smc(tilt, 2, key=jr.key(0))
+    assert estimate.standard_error == np.inf
+    assert not estimate.trustworthy
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_same_normaliser(method):
+    # f of two bumps in the plane, one dimension of which it does not see.
+    centres = Sample.unconditional(np.array([[-1.0, 0.0], [1.0, 0.0]]))
+    space = KernelSpan.build(kernels.Gaussian(np.array([0.7, np.inf])), kernels.Gaussian(1.0), centres)
+    tilt = Tilt(space, jnp.array([0.5, 1.5]), Gaussian(jnp.zeros(2), jnp.eye(2)))
+    estimate = log_partition(tilt, tilt.base, np.tile(DATA, (1, 2)), method=method, key=jr.key(0))
+    x, volume = midpoint_grid([-8.0], [8.0], 4000)
+    f = tilt.values(np.concatenate([x, np.zeros_like(x)], 1))
+    exact = np.log(volume * np.sum(np.exp(f + tilted_normal_log_density(0.0, x[:, 0]))))
+    # Four repetitions of SMC leave an error with three degrees of freedom, so that 5 of it happen once in 65.
+    multiple = 15 if method == "smc" else 5
+    assert abs(estimate.value - exact) < multiple * estimate.standard_error + 1e-6
+
+
+def test_the_density_of_a_linear_f_is_the_tilted_normal():
+    tilt = tilted_normal(0.7)
+    estimate = by_quadrature(tilt, LINE, DATA)
+    density = Density(tilt, Sampler(normal(0.7), Identity(), normal()), Scaling(jnp.array([3.0]), jnp.array([2.0])), estimate)
+    x = np.linspace(-3.0, 9.0, 13)
+    expected = tilted_normal_log_density(0.7, (x - 3.0) / 2.0) - np.log(2.0)
+    np.testing.assert_allclose(density.log_density(x[:, None]), expected, atol=1e-6)
+
+
+def test_a_fitted_density_integrates_to_one():
+    data = two_moons().sample(100, random_state=0)
+    model = KernelExpFamily(solver="exact", lengthscale=0.6, rkhs_penalty=1e-3, random_state=0).fit(data)
+    low, high = data.mean(0) - 7 * data.std(0), data.mean(0) + 7 * data.std(0)
+    points, volume = midpoint_grid(low, high, 350)
+    mass = volume * np.sum(np.exp(model.score_samples(points)))
+    assert mass == pytest.approx(1.0, abs=1e-3)
+    error = model.density_.log_partition.standard_error
+    assert abs(np.log(mass)) < 5 * error
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_log_mean_exp_of_a_normal_is_half_its_variance(seed):
+    draws = np.random.default_rng(seed).normal(0.0, 0.8, 20_000)
+    estimate = log_mean_exp(draws)
+    assert abs(estimate.value - 0.5 * 0.8**2) < 5 * estimate.standard_error
+    # The delta method: a lognormal's coefficient of variation over the root of the number of draws.
+    assert estimate.standard_error == pytest.approx(np.sqrt(np.expm1(0.8**2) / 20_000), rel=0.1)
+    assert estimate.effective_draws == pytest.approx(20_000 * np.exp(-(0.8**2)), rel=0.1)
+
+
+def test_log_mean_exp_survives_large_exponents():
+    estimate = log_mean_exp(np.array([2000.0, 2000.0]))
+    assert estimate.value == pytest.approx(2000.0)
+    assert estimate.standard_error == 0.0
+
+
+def test_auto_turns_to_smc_when_importance_sampling_fails(monkeypatch):
+    uncertain, sure = Estimate(1.0, 0.5, 3.0), Estimate(2.0, 0.01, 1000.0)
+    monkeypatch.setattr(partition, "QUADRATURE_DIMS", 0)
+    monkeypatch.setattr(partition, "by_smc", lambda *args, **kwargs: sure)
+    tilt = tilted_normal(0.7)
+    arguments = (tilt, normal(0.7), DATA)
+    assert log_partition(*arguments, key=jr.key(0)) != sure
+    monkeypatch.setattr(partition, "by_importance", lambda *args, **kwargs: uncertain)
+    assert log_partition(*arguments, key=jr.key(0)) == sure
+    assert log_partition(*arguments, method="importance", key=jr.key(0)) == uncertain
+
+
+def test_an_unknown_method_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"'guess'.*quadrature, importance, smc"):
+        log_partition(tilted_normal(0.0), normal(), DATA, method="guess", key=jr.key(0))
+
+
+@pytest.mark.parametrize(
+    ("estimate", "trustworthy"),
+    [(Estimate(0.0, 0.01, 1e4), True), (Estimate(0.0, 0.2, 1e4), False), (Estimate(0.0, 0.01, 10.0), False)],
+)
+def test_an_estimate_is_trusted_for_a_small_error_from_many_draws(estimate, trustworthy):
+    assert estimate.trustworthy is trustworthy
