@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import numpy as np
 import typer
 from rich.console import Console
@@ -63,9 +64,9 @@ def fit(
     estimator.fit(values.values)
     estimator.column_names_ = values.names
     estimator.save(output)
-    best = estimator.selection_.best
-    chosen = f"length scale {best.lengthscale:.3g}, penalty {best.rkhs_penalty:.1e}, base {best.base}" if best else "settings as given"
-    typer.echo(f"fitted {len(values.values)} rows of {len(values.names)} columns: {chosen}")
+    won = estimator.selection_.chosen
+    settings = f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
+    typer.echo(f"fitted {len(values.values)} rows of {len(values.names)} columns: {settings}")
     typer.echo(f"mean log density of the training rows {estimator.score(values.values):.4f}; written to {output}")
 
 
@@ -118,6 +119,9 @@ def diagnose(model: Model, seed: Seed = 0) -> None:
 
 def main() -> None:
     """Run the command line; what the user can mend ends in one line and exit code 2."""
+    # Compiled programs are kept between commands, so that only the first one waits for the compiler.
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "kexpfam"))
     try:
         app()
     except USER_ERRORS as error:

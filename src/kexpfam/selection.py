@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.inspection import permutation_importance
+from threadpoolctl import threadpool_limits
 
 from kexpfam.kernels import KERNELS, median_distance
 from kexpfam.measures import AbstractMeasure, Box, Gaussian, best_mixture, held_out_split
@@ -30,9 +31,12 @@ FOLDS = 10
 LENGTHSCALE_FACTOR = 2.0**0.5
 FIRST_LENGTHSCALE = 0.4
 LENGTHSCALE_RANGE = (0.02, 4.0)
+# A step away from the middle of the range must gain this much (nats); less is noise of the folds.
+WORTHWHILE = 0.002
 PENALTIES = 10.0 ** np.arange(0.0, -9.5, -1.0)
 # Features kept while ranking settings; the fit itself keeps all.
 MOST_FEATURES = 250
+THREADED_FEATURES = 150
 # A path of penalties ends after this many without a better score.
 PATIENCE = 2
 # Functions of up to this many coordinates are integrated on a grid during selection, others on importance draws.
@@ -65,14 +69,11 @@ class Settings(NamedTuple):
 
 
 class Selection(eqx.Module):
-    """The chosen settings and every trial on the way to them."""
+    """The settings, the trial that won them (none if the user fixed them all), and every trial on the way."""
 
     settings: Settings
+    chosen: Trial | None
     trials: list[Trial]
-
-    @property
-    def best(self) -> Trial | None:
-        return max(self.trials, key=lambda trial: trial.score) if self.trials else None
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Search:
         if len(bases) == 1 and self.lengthscale is not None and self.rkhs_penalty is not None:
             (base,) = bases.values()
             dims, scales = self._given_lengthscale(data.shape[1])
-            return Selection(Settings(base, dims, scales, float(self.rkhs_penalty)), [])
+            return Selection(Settings(base, dims, scales, float(self.rkhs_penalty)), None, [])
         trials: list[Trial] = []
         ranked = []
         for kind, base in bases.items():
@@ -107,7 +108,7 @@ class Search:
         scales = np.full(len(chosen.dims), chosen.lengthscale)
         if self.lengthscale is not None:
             _, scales = self._given_lengthscale(data.shape[1])
-        return Selection(Settings(bases[chosen.base], chosen.dims, scales, chosen.rkhs_penalty), trials)
+        return Selection(Settings(bases[chosen.base], chosen.dims, scales, chosen.rkhs_penalty), chosen, trials)
 
     def _given_lengthscale(self, dim: int) -> tuple[tuple[int, ...], np.ndarray]:
         """Return the coordinates with a finite length scale, and those length scales."""
@@ -152,15 +153,15 @@ class Search:
             path = self._path(sample, kind, base, *self._given_lengthscale(sample.target.shape[1]))
             trials.extend(path)
             return max(path, key=lambda trial: trial.score)
+        best = 0
         try:
-            best = 0
             direction = 1 if visit(1) > visit(0) else -1
-            while visit(best + direction) > visit(best):
+            while visit(best + direction) > visit(best) + WORTHWHILE:
                 best += direction
         except KeyboardInterrupt:
             if not scored:
                 raise
-        return max(scored.values(), key=lambda trial: trial.score)
+        return scored.get(best) or max(scored.values(), key=lambda trial: trial.score)
 
     def _path(self, sample: Sample, kind: str, base: AbstractMeasure, dims: tuple[int, ...], scales: np.ndarray) -> list[Trial]:
         """Return the trials along falling penalties at one length scale, up to where the score stops rising."""
@@ -171,8 +172,13 @@ class Search:
         problem, check = self._problems(task)
         features = space.matrix(task.sample.target, task.sample.condition)
         log_base = base.log_densities(sample.target)
-        folds = np.random.default_rng(self.seed).permutation(len(sample)) % min(FOLDS, len(sample))
-        trials, weights, stale = [], np.zeros(space.size), 0
+        # Threads pay for large products only; for small ones they wait for each other, above all on a busy machine.
+        with threadpool_limits(limits=1 if space.size < THREADED_FEATURES else None, user_api="blas"):
+            return self._descend(kind, dims, scales, problem, check, features, log_base)
+
+    def _descend(self, kind, dims, scales, problem, check, features, log_base) -> list[Trial]:
+        folds = np.random.default_rng(self.seed).permutation(len(features)) % min(FOLDS, len(features))
+        trials, weights, stale = [], np.zeros(features.shape[1]), 0
         for penalty in PENALTIES if self.rkhs_penalty is None else [self.rkhs_penalty]:
             optimum = convex.maximise(problem, penalty, weights, tolerance=1e-4)
             weights = optimum.weights

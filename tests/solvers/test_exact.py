@@ -111,18 +111,6 @@ def test_a_function_of_many_dimensions_is_referred_to_the_other_solver():
         Exact().solve(task_of(data, 1.0), key=jr.key(0))
 
 
-def test_dimensions_that_f_does_not_see_do_not_count():
-    data = np.random.default_rng(0).normal(size=(40, 4))
-    data[:, 0] = line_data(40)[:, 0]
-    task = task_of(data, np.array([0.5, np.inf, np.inf, np.inf]))
-    solution = Exact().solve(task, key=jr.key(0))
-    assert solution.status is Status.CONVERGED
-    draws = solution.sampler.draw(jnp.zeros((2000, 0)), key=jr.key(1))
-    assert draws.shape == (2000, 4)
-    # Given the first coordinate the others follow the base, and so does their spread as a whole, nearly.
-    np.testing.assert_allclose(np.asarray(draws[:, 1:]).std(0), data[:, 1:].std(0), rtol=0.15)
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_sampler_has_the_moments_of_the_density(seed):
     task = task_of(line_data(), 0.5)

@@ -23,20 +23,27 @@ from kexpfam.solvers.reference import distil
 from kexpfam.solvers.task import Solution, Task, continuation, likelihood
 from kexpfam.transports import Identity, Sampler
 
-STARTS = ("warm", "cold")
+# Next to the solution the players need small steps; far from it they need the paper's order of magnitude.
+STARTS = {
+    "warm": DoublyDual(f_rate=0.1, nu_rate=2e-3, transport_rate=2e-5),
+    "cold": DoublyDual(f_rate=1.0, nu_rate=1e-3, transport_rate=5e-4),
+}
 # Draws that decide, on common noise, whether the trained transport is kept.
 JUDGED_DRAWS = 4000
+# Half of this bounds how far (nats) the polished f is from the optimum on its nodes.
+OPTIMAL_DECREMENT = 1e-6
 
 
 class DDE(eqx.Module):
     """Doubly dual embedding with defaults that need no tuning.
 
-    ``steps`` counts updates of f in the saddle point; ``nodes`` are the importance draws of warm start and polish.
+    ``steps`` counts updates of f in the saddle point; ``saddle`` holds its rates and sizes (default: by ``start``);
+    ``nodes`` are the importance draws of warm start and polish.
     """
 
-    saddle: DoublyDual = eqx.field(default_factory=DoublyDual)
-    steps: int = 75
     start: str = "warm"
+    steps: int = 50
+    saddle: DoublyDual | None = None
     polish: bool = True
     nodes: int = 16384
 
@@ -53,13 +60,16 @@ class DDE(eqx.Module):
         problem = Problem(
             task.sample, task.base, task.space, reference, jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0), anchored=True
         )
-        state = self.saddle.init(problem, weights, key=init_key)
-        outcome = run(problem, self.saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
+        saddle = self.saddle or STARTS[self.start]
+        state = saddle.init(problem, weights, key=init_key)
+        outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
         weights, facts = outcome.state.point.f_weights, {}
         if self.polish:
             weights, facts = self._polish(task, weights, reference if self.start == "warm" else task.proposal, key=polish_key)
         sampler, judged = self._choose_sampler(task, weights, reference, outcome.state.averaged, key=judge_key)
-        status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and facts.get("newton_decrement", 1.0) < 1e-6 else outcome.status
+        finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
+        optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
+        status = Status.CONVERGED if finished and optimal else outcome.status
         return Solution(weights, sampler, status, outcome.trace, facts | judged)
 
     def _start(self, task, *, key):

@@ -17,7 +17,7 @@ DRAWS = 20_000
 CANDIDATES = 60_000
 ROUNDS = 3
 # Half of the candidates come from the base on purpose, so a perfect proposal gives about one half.
-GOOD_SHARE = 0.3
+GOOD_SHARE = 0.45
 # Beyond this many coordinates a full covariance per component costs more time and draws than it is worth.
 FULL_COVARIANCE_DIMS = 5
 

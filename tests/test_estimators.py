@@ -1,0 +1,467 @@
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from oracles import midpoint_grid
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import kexpfam
+from kexpfam import DDE, DoublyDual, Estimate, Exact, KernelExpFamily, diagnostics, estimators
+from kexpfam.datasets import two_moons
+from kexpfam.estimators import UncertainNormaliserWarning
+from kexpfam.measures import BASES, COVARIANCE_FLOOR, Gaussian
+from kexpfam.solvers import reference
+from kexpfam.storage import StorageError
+
+ROWS = 60
+# Few centres keep the number of features, and with it the compiled programs, the same for all data.
+SETTINGS = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 15, "random_state": 0}
+COARSE = Exact(fineness=0.5)
+SMALL = DDE(
+    saddle=DoublyDual(width=8, depth=1, batch_size=32, transport_updates=2, nu_updates=1), steps=5, nodes=1024
+)
+CHECKED = KernelExpFamily(
+    solver=DDE(steps=0, nodes=512, polish=False),
+    lengthscale=2.0,
+    rkhs_penalty=0.1,
+    base="gaussian",
+    n_centres=10,
+    normaliser="importance",
+    random_state=0,
+)
+FAILED_CHECKS = {
+    "check_estimators_pickle": "the networks hold functions of JAX and Equinox that have no importable name; use save",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_distillation():
+    """Shrink the mixture that serves as sampler: the tests are about the face."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"COMPONENTS": 6, "DRAWS": 1000, "CANDIDATES": 3000}.items():
+            patch.setattr(reference, name, value)
+        for name, value in {"DRAWS": 500, "NODES": 2048}.items():
+            patch.setattr(diagnostics, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def moons():
+    return two_moons().sample(ROWS, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def model(moons):
+    return exact().fit(moons)
+
+
+@pytest.fixture(scope="module")
+def saddle(moons):
+    return KernelExpFamily(**SETTINGS | {"solver": SMALL}).fit(moons)
+
+
+def exact(**changes) -> KernelExpFamily:
+    return KernelExpFamily(**SETTINGS | {"solver": COARSE} | changes)
+
+
+def bounds(data, spread=6.0):
+    return data.mean(0) - spread * data.std(0), data.mean(0) + spread * data.std(0)
+
+
+@parametrize_with_checks([CHECKED], expected_failed_checks=lambda _: FAILED_CHECKS, xfail_strict=True)
+def test_scikit_learns_contract(estimator, check):
+    check(estimator)
+
+
+def test_the_score_is_the_mean_log_density(model, moons):
+    log_density = model.score_samples(moons)
+    assert log_density.shape == (ROWS,)
+    assert model.score(moons) == pytest.approx(log_density.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_density_integrates_to_one_over_every_base(moons, base):
+    model = exact(base=base).fit(moons)
+    points, volume = midpoint_grid(*bounds(moons), 250)
+    # A box ends inside a cell of this grid.
+    assert volume * np.exp(model.score_samples(points)).sum() == pytest.approx(1.0, abs=2e-2 if base == "box" else 2e-3)
+
+
+@pytest.mark.parametrize("kernel", sorted(kexpfam.kernels.KERNELS))
+def test_every_kernel_fits_better_than_its_base(moons, kernel):
+    model = exact(kernel=kernel).fit(moons)
+    base = exact(kernel=kernel, rkhs_penalty=1e6).fit(moons)
+    assert model.score(moons) > base.score(moons) + 0.1
+
+
+@pytest.mark.parametrize("space", ["nystrom", "full", "random_features"])
+@pytest.mark.parametrize("lengthscale", [1.0, [0.9, 1.1]], ids=["one", "one per dimension"])
+def test_every_space_gives_nearly_the_same_density(model, moons, space, lengthscale):
+    n_centres = 300 if space == "random_features" else 40
+    other = exact(space=space, lengthscale=lengthscale, n_centres=n_centres).fit(moons)
+    assert other.score(moons) == pytest.approx(model.score(moons), abs=0.1)
+
+
+def test_dimensions_with_an_infinite_length_scale_follow_the_base():
+    rng = np.random.default_rng(0)
+    first = np.concatenate([rng.normal(-2.0, 0.5, 30), rng.normal(2.0, 0.5, 30)])
+    data = np.stack([rng.normal(1.0, 2.0, ROWS), first, 0.5 * first + rng.normal(size=ROWS)], 1)
+    model = exact(lengthscale=[np.inf, 1.0, np.inf], space="full").fit(data)
+    alone = exact(space="full").fit(data[:, [1]])
+    # In standardised units the base is a normal with the data's covariance.
+    z = (data - data.mean(0)) / data.std(0)
+    covariance = np.cov(z.T) + COVARIANCE_FLOOR * np.eye(3)
+    joint, marginal = scipy.stats.multivariate_normal(np.zeros(3), covariance), scipy.stats.norm(0.0, np.sqrt(covariance[1, 1]))
+    others = joint.logpdf(z) - marginal.logpdf(z[:, 1]) - np.log(data.std(0)[[0, 2]]).sum()
+    np.testing.assert_allclose(model.score_samples(data), alone.score_samples(data[:, [1]]) + others, atol=1e-6)
+    draws = (model.sample(4000, random_state=0) - data.mean(0)) / data.std(0)
+    slope = covariance[2, 1] / covariance[1, 1]
+    residual = draws[:, 2] - slope * draws[:, 1]
+    deviation = np.sqrt(covariance[2, 2] - slope * covariance[2, 1])
+    assert abs(residual.mean()) < 5 * deviation / np.sqrt(4000)
+    assert residual.var() == pytest.approx(deviation**2, rel=5 * np.sqrt(2 / 4000))
+
+
+def test_a_pipeline_scores_in_the_units_of_its_last_step(model, moons):
+    pipeline = make_pipeline(StandardScaler(), exact()).fit(moons)
+    shift = np.log(moons.std(0)).sum()
+    assert pipeline.score(moons) == pytest.approx(model.score(moons) + shift, abs=1e-6)
+
+
+def test_a_grid_search_prefers_the_better_penalty(moons):
+    search = GridSearchCV(exact(), {"rkhs_penalty": [1e-2, 1e4]}, cv=3).fit(moons)
+    assert search.best_params_ == {"rkhs_penalty": 1e-2}
+    assert search.best_estimator_.get_params()["rkhs_penalty"] == 1e-2
+    assert np.all(np.isfinite(search.cv_results_["mean_test_score"]))
+
+
+def test_cross_validation_is_fits_to_the_folds(moons):
+    folds = KFold(3)
+    by_hand = [exact().fit(moons[train]).score(moons[test]) for train, test in folds.split(moons)]
+    np.testing.assert_allclose(cross_val_score(exact(), moons, cv=folds), by_hand, rtol=1e-9)
+
+
+def test_a_clone_has_the_settings_and_no_fit(model, moons):
+    copy = clone(model)
+    assert copy.get_params()["lengthscale"] == 1.0
+    with pytest.raises(NotFittedError):
+        copy.score(moons)
+    np.testing.assert_array_equal(copy.fit(moons).score_samples(moons), model.score_samples(moons))
+
+
+def test_frames_are_read_by_name(model, moons):
+    frame = pd.DataFrame(moons, columns=["left", "right"])
+    named = exact().fit(frame)
+    np.testing.assert_array_equal(named.feature_names_in_, ["left", "right"])
+    np.testing.assert_array_equal(named.score_samples(frame), model.score_samples(moons))
+    with pytest.raises(ValueError, match="feature names"):
+        named.score_samples(frame[["right", "left"]])
+
+
+def test_frames_of_integers_and_single_precision_are_as_good(moons):
+    rounded = np.round(10 * moons)
+    scores = [exact().fit(rounded.astype(kind)).score(rounded) for kind in (np.float64, np.float32, np.int64)]
+    np.testing.assert_allclose(scores, scores[0], rtol=1e-12)
+
+
+def with_cell(data, value):
+    changed = data.astype(object if isinstance(value, str) else float)
+    changed[3, 1] = value
+    return changed
+
+
+BAD_DATA = {
+    "nan": (lambda X: with_cell(X, np.nan), "NaN"),
+    "infinity": (lambda X: with_cell(X, np.inf), "infinity"),
+    "text": (lambda X: with_cell(X, "blue"), "could not convert string to float: 'blue'"),
+    "too few rows": (lambda X: X[:9], r"9 sample\(s\).*minimum of 10"),
+    "no rows": (lambda X: X[:0], r"0 sample\(s\)"),
+    "no columns": (lambda X: X[:, :0], r"0 feature\(s\)"),
+    "one dimension": (lambda X: X[:, 0], "Expected 2D array"),
+    "constant column": (lambda X: np.insert(X, 1, 5.0, axis=1), r"constant column\(s\) 1.*remove"),
+    "constant up to rounding": (lambda X: np.insert(X, 2, 1e6 + 1e-6 * X[:, 0], axis=1), r"constant column\(s\) 2"),
+    "complex": (lambda X: X + 1j, "Complex data not supported"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_DATA.values(), ids=BAD_DATA)
+def test_bad_data_are_refused_with_the_reason(moons, spoil, message):
+    with pytest.raises(ValueError, match=message):
+        exact().fit(spoil(moons))
+
+
+def test_a_constant_column_of_a_frame_is_named(moons):
+    frame = pd.DataFrame(moons, columns=["left", "right"]).assign(colour=3.0)
+    with pytest.raises(ValueError, match=r"constant column\(s\) colour"):
+        exact().fit(frame)
+
+
+BAD_SETTINGS = {
+    "solver": ({"solver": "guess"}, r"unknown solver 'guess'.*dde, exact"),
+    "kernel": ({"kernel": "guess"}, r"unknown kernel 'guess'.*gaussian, laplace"),
+    "base": ({"base": "guess"}, r"unknown base 'guess'.*gaussian, box, mixture"),
+    "space": ({"space": "guess"}, r"unknown space 'guess'.*nystrom, full, random_features"),
+    "normaliser": ({"normaliser": "guess"}, r"unknown method 'guess' for the normaliser.*quadrature"),
+    "negative penalty": ({"rkhs_penalty": -1.0}, r"rkhs_penalty must be positive, got -1\.0"),
+    "penalty of zero": ({"rkhs_penalty": 0.0}, r"rkhs_penalty must be positive, got 0\.0"),
+    "negative length scale": ({"lengthscale": -1.0}, r"lengthscale must be positive, got -1\.0"),
+    "length scale of zero": ({"lengthscale": [1.0, 0.0]}, "lengthscale must be positive"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_bad_settings_are_refused_with_the_known_ones(moons, changes, message):
+    with pytest.raises(ValueError, match=message):
+        exact(**changes).fit(moons)
+
+
+OPEN_SETTINGS = {
+    "length scales of another width": ({"lengthscale": [1.0, 1.0, 1.0]}, "lengthscale"),
+    "length scale of nan": ({"lengthscale": np.nan}, "lengthscale"),
+    "only infinite length scales": ({"lengthscale": np.inf}, "lengthscale"),
+    "penalty of nan": ({"rkhs_penalty": np.nan}, "rkhs_penalty"),
+    "infinite penalty": ({"rkhs_penalty": np.inf}, "rkhs_penalty"),
+    "no centres": ({"n_centres": 0}, "n_centres"),
+    "no solver": ({"solver": None}, "solver"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), OPEN_SETTINGS.values(), ids=OPEN_SETTINGS)
+def test_senseless_settings_are_refused_by_name(moons, changes, message):
+    with pytest.raises(ValueError, match=message):
+        exact(**changes).fit(moons)
+
+
+@pytest.mark.parametrize("method", ["score_samples", "score", "potential"])
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (np.zeros((4, 3)), "3 features, but KernelExpFamily is expecting 2"),
+        (np.full((4, 2), np.nan), "NaN"),
+        (np.full((4, 2), np.inf), "infinity"),
+    ],
+    ids=["width", "nan", "infinity"],
+)
+def test_bad_points_are_refused(model, method, points, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(model, method)(points)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((0,), "n_samples"), ((-3,), "n_samples")])
+def test_a_senseless_number_of_draws_is_refused(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model.sample(*arguments)
+
+
+def test_a_negative_number_of_refining_steps_is_refused(model):
+    with pytest.raises(ValueError, match="refine"):
+        model.sample(3, refine=-1)
+
+
+def test_nothing_can_be_asked_before_the_fit(moons, tmp_path):
+    new = exact()
+    for ask in (new.score_samples, new.score, new.potential):
+        with pytest.raises(NotFittedError):
+            ask(moons)
+    for ask in (new.sample, new.diagnose, lambda: new.save(tmp_path / "model.kexpfam")):
+        with pytest.raises(NotFittedError):
+            ask()
+
+
+def test_a_box_has_no_density_outside_and_no_nan_anywhere(moons):
+    model = exact(base="box").fit(moons)
+    points, _ = midpoint_grid(*bounds(moons), 40)
+    log_density = model.score_samples(np.concatenate([points, [[1e6, 0.0], [0.0, -1e6]]]))
+    assert not np.any(np.isnan(log_density))
+    assert not np.any(log_density == np.inf)
+    low, high = moons.min(0) - 0.2 * np.ptp(moons, axis=0), moons.max(0) + 0.2 * np.ptp(moons, axis=0)
+    inside = np.all((points >= low) & (points <= high), axis=1)
+    np.testing.assert_array_equal(np.isfinite(log_density[:-2]), inside)
+    assert np.all(np.isneginf(log_density[-2:]))
+    draws = model.sample(500, random_state=0)
+    assert np.all((draws >= low) & (draws <= high))
+
+
+def test_points_far_away_have_a_low_log_density_and_no_nan(model):
+    log_density = model.score_samples([[1e3, 0.0], [1e6, 1e6]])
+    assert np.all(log_density < -1e3)
+    assert np.all(np.isfinite(log_density))
+
+
+def test_the_same_seed_gives_the_same_model(saddle, moons):
+    again = clone(saddle).fit(moons)
+    np.testing.assert_array_equal(again.score_samples(moons), saddle.score_samples(moons))
+    np.testing.assert_array_equal(again.sample(20, random_state=1), saddle.sample(20, random_state=1))
+
+
+def test_another_seed_gives_another_model_of_nearly_the_same_score(saddle, moons):
+    other = clone(saddle).set_params(random_state=1).fit(moons)
+    assert not np.array_equal(other.score_samples(moons), saddle.score_samples(moons))
+    assert other.score(moons) == pytest.approx(saddle.score(moons), abs=0.1)
+
+
+@pytest.mark.parametrize("factor", [10.0, 1e-3, -2.0])
+def test_the_score_follows_the_units(model, moons, factor):
+    scaled = exact().fit(factor * moons + 5.0)
+    expected = model.score(moons) - 2 * np.log(abs(factor))
+    if factor > 0:
+        assert scaled.score(factor * moons + 5.0) == pytest.approx(expected, abs=1e-6)
+    else:  # a reflection, too, is a change of units; which points become centres is a matter of rounding
+        assert scaled.score(factor * moons + 5.0) == pytest.approx(expected, abs=1e-2)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_the_rows_does_not_matter(moons, seed):
+    order = np.random.default_rng(seed).permutation(ROWS)
+    scores = [exact(space="full").fit(data).score(moons) for data in (moons, moons[order])]
+    assert abs(scores[0] - scores[1]) < 1e-2
+
+
+def test_the_order_of_the_columns_does_not_matter(moons):
+    first = exact(space="full").fit(moons).score_samples(moons)
+    second = exact(space="full").fit(moons[:, ::-1]).score_samples(moons[:, ::-1])
+    np.testing.assert_allclose(first, second, atol=1e-3)  # the grid is the same up to rounding, Newton's end is not
+
+
+@pytest.mark.parametrize("refine", [0, 2])
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_draws_have_the_shape_asked_for_and_follow_the_seed(model, count, refine):
+    draws = model.sample(count, random_state=3, refine=refine)
+    assert draws.shape == (count, 2)
+    assert np.all(np.isfinite(draws))
+    np.testing.assert_array_equal(draws, model.sample(count, random_state=3, refine=refine))
+    assert not np.array_equal(draws, model.sample(count, random_state=4, refine=refine))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_refined_draws_have_the_moments_of_the_density(model, moons, seed):
+    points, volume = midpoint_grid(*bounds(moons), 200)
+    masses = volume * np.exp(model.score_samples(points))
+    draws = model.sample(2000, random_state=seed, refine=3)
+    for power in (1, 2):
+        exact_moment = masses @ points**power
+        # Resampled from candidates of which at least one per draw is effective.
+        error = (draws**power).std(0) * np.sqrt(2 / 2000)
+        assert np.all(np.abs((draws**power).mean(0) - exact_moment) < 5 * error)
+
+
+def test_a_random_state_object_is_used_up(model):
+    state = np.random.RandomState(0)
+    assert not np.array_equal(model.sample(5, random_state=state), model.sample(5, random_state=state))
+
+
+@pytest.mark.parametrize("fitted", ["model", "saddle"])
+def test_a_stored_model_is_the_same_to_the_last_bit(fitted, moons, tmp_path, request):
+    model, file = request.getfixturevalue(fitted), tmp_path / "model.kexpfam"
+    model.save(file)
+    stored = kexpfam.load(file)
+    np.testing.assert_array_equal(stored.score_samples(moons), model.score_samples(moons))
+    np.testing.assert_array_equal(stored.sample(50, random_state=1), model.sample(50, random_state=1))
+    refined = [m.sample(50, random_state=1, refine=2) for m in (stored, model)]
+    np.testing.assert_array_equal(*refined)
+    assert stored.solution_.status is model.solution_.status
+    assert str(stored.diagnose()) == str(model.diagnose())
+    np.testing.assert_allclose(stored.training_data_, moons, rtol=1e-12)
+
+
+def test_a_stored_model_can_be_fitted_again(model, moons, tmp_path):
+    model.save(tmp_path / "model.kexpfam")
+    again = kexpfam.load(tmp_path / "model.kexpfam").set_params(random_state=0).fit(moons)
+    np.testing.assert_array_equal(again.score_samples(moons), model.score_samples(moons))
+
+
+def test_a_stored_model_knows_the_names_of_its_columns(moons, tmp_path):
+    frame = pd.DataFrame(moons, columns=["left", "right"])
+    exact().fit(frame).save(tmp_path / "model.kexpfam")
+    stored = kexpfam.load(tmp_path / "model.kexpfam")
+    assert np.all(np.isfinite(stored.score_samples(frame)))
+    with pytest.raises(ValueError, match="feature names"):
+        stored.score_samples(frame[["right", "left"]])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_file_that_was_cut_short_is_refused(model, tmp_path, share):
+    file = tmp_path / "model.kexpfam"
+    model.save(file)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(StorageError, match="cut short|damaged"):
+        kexpfam.load(file)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(StorageError, match="no file"):
+        kexpfam.load(tmp_path / "nothing.kexpfam")
+
+
+@pytest.mark.parametrize("fitted", ["model", pytest.param("saddle", marks=pytest.mark.xfail(
+    strict=True, raises=pickle.PicklingError, reason=FAILED_CHECKS["check_estimators_pickle"]
+))])
+def test_a_model_can_be_pickled(fitted, moons, request):
+    model = request.getfixturevalue(fitted)
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.score_samples(moons), model.score_samples(moons))
+
+
+def test_a_checkpoint_resumes_a_fit(saddle, moons, tmp_path):
+    file = tmp_path / "state.kexpfam"
+    first = clone(saddle).set_params(checkpoint=file).fit(moons)
+    assert file.is_file()
+    second = clone(first).fit(moons)
+    for model in (first, second):
+        np.testing.assert_array_equal(model.score_samples(moons), saddle.score_samples(moons))
+    with pytest.raises(StorageError, match="other data or settings"):
+        clone(first).set_params(rkhs_penalty=2e-2).fit(moons)
+
+
+def test_the_callers_jax_is_left_as_it_was(model, moons):
+    with jax.enable_x64(False):
+        fitted = exact().fit(moons)
+        assert jnp.ones(1).dtype == jnp.float32
+        np.testing.assert_array_equal(fitted.score_samples(moons), model.score_samples(moons))
+        assert jnp.ones(1).dtype == jnp.float32
+
+
+def test_an_uncertain_normaliser_is_said_aloud(moons, monkeypatch):
+    monkeypatch.setattr(estimators, "log_partition", lambda *args, **kwargs: Estimate(0.0, 1.0, 5.0))
+    with pytest.warns(UncertainNormaliserWarning, match="uncertain constant"):
+        exact().fit(moons)
+
+
+def test_a_base_may_be_a_measure(model, moons):
+    standardised = (moons - moons.mean(0)) / moons.std(0)
+    same = exact(base=Gaussian.fitted(standardised)).fit(moons)
+    np.testing.assert_allclose(same.score_samples(moons), model.score_samples(moons), atol=1e-8)
+
+
+def test_f_is_the_log_ratio_of_density_and_base(model, moons):
+    standardised = (moons - moons.mean(0)) / moons.std(0)
+    base = scipy.stats.multivariate_normal(np.zeros(2), np.cov(standardised.T) + COVARIANCE_FLOOR * np.eye(2))
+    log_ratio = model.score_samples(moons) + np.log(moons.std(0)).sum() - base.logpdf(standardised)
+    np.testing.assert_allclose(model.potential(moons) - model.density_.log_partition.value, log_ratio, atol=1e-8)
+
+
+def test_the_diagnosis_reads_as_a_verdict_with_numbers(model):
+    diagnosis = model.diagnose()
+    assert diagnosis.verdict in ("good", "fair", "poor")
+    assert diagnosis.duality_gap >= 0.0
+    assert diagnosis.f_gap < 0.05
+    text = str(diagnosis)
+    assert text.startswith("verdict:")
+    assert all(name in text for name in ("log Z", "duality gap", "KL(sampler || density)", "effective share"))
+
+
+def test_the_listener_hears_of_selection(moons):
+    reports = []
+    model = exact(lengthscale=None, rkhs_penalty=None, progress=reports.append).fit(moons)
+    assert {report.stage for report in reports} == {"selection"}
+    assert reports[-1].step == len(model.selection_.trials)
