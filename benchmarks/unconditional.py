@@ -1,7 +1,7 @@
 """Unconditional densities: every method on the same draws, one process per cell, one JSON record per cell.
 
-    python benchmarks/unconditional.py run      # append the records that are missing
-    python benchmarks/unconditional.py table    # print the tables, from the records alone
+python benchmarks/unconditional.py run      # append the records that are missing
+python benchmarks/unconditional.py table    # print the tables, from the records alone
 """
 
 import json
@@ -133,7 +133,12 @@ def measure_mixture(method, dataset, train, test, lengthscale, seed) -> dict:
     seconds = time.perf_counter() - start
     draws = search.best_estimator_.sample(len(test))[0] * scale
     nll = -search.best_estimator_.score(test / scale) + np.log(scale).sum()
-    return {"nll": float(nll), "fit_seconds": seconds, "mmd": mmd(draws, test, lengthscale), "chosen": search.best_params_}
+    return {
+        "nll": float(nll),
+        "fit_seconds": seconds,
+        "mmd": mmd(draws, test, lengthscale),
+        "chosen": search.best_params_,
+    }
 
 
 def mmd(draws, test, lengthscale) -> float:
@@ -155,7 +160,18 @@ BEGIN, END = "<!-- records: unconditional -->", "<!-- end of records -->"
 def rendered() -> str:
     """Return the table of every measured quantity, mean over draws; failures are counted in sight."""
     records = load_records()
-    names = ("data", "dim", "method", "draws", "NLL", "NLL − truth", "NLL − exact, worst", "MMD² ×10³", "refined", "fit s, worst")
+    names = (
+        "data",
+        "dim",
+        "method",
+        "draws",
+        "NLL",
+        "NLL − truth",
+        "NLL − exact, worst",
+        "MMD² ×10³",
+        "refined",
+        "fit s, worst",
+    )
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     groups = sorted({(r["dim"], r["dataset"], r["method"]) for r in records})
     return "\n".join(lines + [_row(records, *group) for group in groups])
@@ -170,7 +186,12 @@ def _row(records: list[dict], dim: int, dataset: str, method: str) -> str:
     excess = sum(r["nll"] - r["truth_nll"] for r in good) / max(len(good), 1)
     slowest = max((r["fit_seconds"] for r in good), default=float("nan"))
     cells = [dataset, dim, method, f"{len(good)}{failed}", _mean(good, "nll", 1), f"{excess:+.3f}"]
-    cells += [f"{max(gaps):+.3f}" if gaps else "–", _mean(good, "mmd", 1e3, 2), _mean(good, "mmd_refined", 1e3, 2), f"{slowest:.0f}"]
+    cells += [
+        f"{max(gaps):+.3f}" if gaps else "–",
+        _mean(good, "mmd", 1e3, 2),
+        _mean(good, "mmd_refined", 1e3, 2),
+        f"{slowest:.0f}",
+    ]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

@@ -7,5 +7,4 @@ from kexpfam.partition import Estimate as Estimate
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
-
-__version__ = "0.1.0"
+from kexpfam.version import __version__ as __version__

@@ -1,5 +1,6 @@
 """The command line: fit, score, sample, plot, diagnose."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from kexpfam.measures import BASES
 
 app = typer.Typer(
     name="kexpfam",
-    help="Density estimation with kernel exponential families: a normalised log density, a fast sampler, and a verdict on both.",
+    help="Kernel exponential families: a normalised log density, a fast sampler, and a verdict on both.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,7 +34,9 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to wr
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 
 
-@app.command(epilog="Examples:  kexpfam fit two-moons -o moons.kexpfam   ·   kexpfam fit data.csv --columns a,b -o model.kexpfam")
+@app.command(
+    epilog="Examples:  kexpfam fit two-moons -o moons.kexpfam   ·   kexpfam fit data.csv --columns a,b -o model.kexpfam"
+)
 def fit(
     data: Annotated[str, typer.Argument(help=f"A .csv, .npy or .parquet file, or one of {', '.join(SYNTHETIC)}.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
@@ -65,7 +68,9 @@ def fit(
     estimator.column_names_ = values.names
     estimator.save(output)
     won = estimator.selection_.chosen
-    settings = f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
+    settings = (
+        f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
+    )
     typer.echo(f"fitted {len(values.values)} rows of {len(values.names)} columns: {settings}")
     typer.echo(f"mean log density of the training rows {estimator.score(values.values):.4f}; written to {output}")
 
@@ -106,7 +111,9 @@ def plot(
 
     _need_folder(output)
     estimator = estimators.load(model)
-    figure = report.plot_trace(estimator) if trace else report.plot_density(estimator, estimator.training_data_, random_state=seed)
+    figure = (
+        report.plot_trace(estimator) if trace else report.plot_density(estimator, estimator.training_data_, random_state=seed)
+    )
     figure.savefig(output, dpi=150)
     typer.echo(f"written to {output}")
 
@@ -120,7 +127,7 @@ def diagnose(model: Model, seed: Seed = 0) -> None:
 def main() -> None:
     """Run the command line; what the user can mend ends in one line and exit code 2."""
     # Compiled programs are kept between commands, so that only the first one waits for the compiler.
-    if jax.config.jax_compilation_cache_dir is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "kexpfam"))
     try:
         app()
@@ -128,7 +135,9 @@ def main() -> None:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {' '.join(str(error).split())}", highlight=False)
         sys.exit(2)
     except OSError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error.filename or ''}: {error.strerror}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(
+            f"[red]error:[/red] {error.filename or ''}: {error.strerror}", highlight=False
+        )
         sys.exit(2)
 
 

@@ -143,7 +143,9 @@ def _tune(tilt: Tilt, starts, key):
 
 @eqx.filter_jit
 def _move(tilt: Tilt, starts, step_size, keys):
-    states, _ = jax.lax.scan(lambda states, key: (_hmc_step(tilt, states, step_size, key)[0], None), _hmc_init(tilt, starts), keys)
+    states, _ = jax.lax.scan(
+        lambda states, key: (_hmc_step(tilt, states, step_size, key)[0], None), _hmc_init(tilt, starts), keys
+    )
     return states.position
 
 

@@ -62,7 +62,9 @@ class Diagnosis:
         return "\n".join(lines + [f"- {line}" for line in self.advice])
 
 
-def diagnose(task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, status: Status, *, key: Key[Array, ""]) -> Diagnosis:
+def diagnose(
+    task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, status: Status, *, key: Key[Array, ""]
+) -> Diagnosis:
     """Return the diagnosis of a fitted pair of density and sampler."""
     gap_key, kl_key, mmd_key, refine_key = jr.split(key, 4)
     f_gap = shortfall(task, tilt, sampler, key=gap_key)
@@ -95,18 +97,27 @@ def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *,
     return Estimate(float(log_ratio.mean()), error, float(DRAWS)), effective_share(-log_ratio)
 
 
-def judge(status: Status, log_partition: Estimate, f_gap: float, kl: Estimate, mmd: Distance, share: float) -> tuple[str, tuple[str, ...]]:
+def judge(
+    status: Status, log_partition: Estimate, f_gap: float, kl: Estimate, mmd: Distance, share: float
+) -> tuple[str, tuple[str, ...]]:
     """Return the verdict and the advice that goes with what was measured."""
     advice = []
     if not log_partition.trustworthy:
-        advice.append("log Z is uncertain: log densities share an unknown constant. Fewer dimensions, a stronger base "
-                      "(base='mixture') or a larger rkhs_penalty make it sharper.")
+        advice.append(
+            "log Z is uncertain: log densities share an unknown constant. Fewer dimensions, a stronger base "
+            "(base='mixture') or a larger rkhs_penalty make it sharper."
+        )
     if f_gap > GOOD_F_GAP:
         advice.append("f is not at its optimum: raise DDE(nodes=...), or use solver='exact' in up to 3 dimensions.")
     if kl.value > GOOD_SAMPLER_KL or share < GOOD_EFFECTIVE_SHARE:
         advice.append("The plain sampler differs from the density: use sample(..., refine=10), or more DDE(steps=...).")
     if status is not Status.CONVERGED:
         advice.append(status.value)
-    poor = not log_partition.trustworthy or f_gap > 5 * GOOD_F_GAP or kl.value > 5 * GOOD_SAMPLER_KL or share < 0.1 * GOOD_EFFECTIVE_SHARE
+    poor = (
+        not log_partition.trustworthy
+        or f_gap > 5 * GOOD_F_GAP
+        or kl.value > 5 * GOOD_SAMPLER_KL
+        or share < 0.1 * GOOD_EFFECTIVE_SHARE
+    )
     verdict = "poor" if poor else "fair" if advice else "good"
     return verdict, tuple(advice)

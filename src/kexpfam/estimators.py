@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
@@ -19,10 +20,10 @@ from kexpfam.diagnostics import Diagnosis, diagnose
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, best_mixture
 from kexpfam.partition import log_partition
-from kexpfam.progress import Bar, Listener
 from kexpfam.potentials import KernelSpan, RandomFeatures, choose_centres
+from kexpfam.progress import Bar, Listener
 from kexpfam.sample import Sample, Scaling, constant_columns
-from kexpfam.selection import Search, reduced_task
+from kexpfam.selection import Search, reduced
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
 from kexpfam.solvers.task import Task
@@ -152,13 +153,13 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         search = Search(self.kernel, self.base, self.lengthscale, self.rkhs_penalty, self.n_centres, seed, proposal, listener)
         self.selection_ = search.run(sample)
         settings = self.selection_.settings
-        task = reduced_task(sample, settings.base, settings.dims, proposal)
-        space = self._space(task.sample, settings.lengthscale, seed, key=space_key)
-        self._task = Task(task.sample, task.base, space, settings.rkhs_penalty, task.proposal)
+        part, base, part_proposal = reduced(sample, settings.base, settings.dims, proposal)
+        space = self._space(part, settings.lengthscale, seed, key=space_key)
+        self._task = Task(part, base, space, settings.rkhs_penalty, part_proposal)
         checkpoint = storage.Checkpoint(self.checkpoint, self._task) if self.checkpoint is not None else None
         self.solution_ = solver.solve(self._task, key=solve_key, report=listener, checkpoint=checkpoint)
         tilt, sampler = self._task.tilt(self.solution_.weights), self.solution_.sampler
-        data = np.asarray(task.sample.target)
+        data = np.asarray(part.target)
         estimate = log_partition(tilt, sampler.reference, data, method=self.normaliser, key=partition_key)
         completion = None if len(settings.dims) == X.shape[1] else Completion(settings.base, settings.dims)
         self.density_ = Density(tilt, sampler, scaling, estimate, completion)
@@ -252,9 +253,9 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         return SOLVERS[self.solver]()
 
     def _space(self, sample: Sample, lengthscale, seed: int, *, key):
-        kernel = KERNELS[self.kernel](lengthscale)
+        kernel = KERNELS[self.kernel](jnp.asarray(lengthscale))
         if self.space == "random_features":
-            return RandomFeatures.draw(kernel, KERNELS[self.kernel](1.0), sample, count=self.n_centres, key=key)
+            return RandomFeatures.draw(kernel, KERNELS[self.kernel](jnp.asarray(1.0)), sample, count=self.n_centres, key=key)
         centres = sample if self.space == "full" else choose_centres(sample, self.n_centres, seed=seed)
         return KernelSpan.build(kernel, kernel, centres)
 

@@ -1,8 +1,9 @@
 """Base measures p0, and the reference measures that transports start from.
 
-A measure is written for one point: ``log_density(x)`` is normalised, ``sample(count, key=...)`` draws. ``marginal(dims)``
-is the measure of some coordinates and ``completed`` draws the others given those, both in closed form: a function f of few
-coordinates is fitted, normalised and sampled in those alone. ``given(condition)`` is the measure under a condition: itself, unless it depends on one.
+A measure is written for one point: ``log_density(x)`` is normalised, ``sample(count, key=...)`` draws. ``marginal(dims)`` is
+the measure of some coordinates and ``completed`` draws the others given those, both in closed form: a function f of few
+coordinates is fitted, normalised and sampled in those alone. ``given(condition)`` is the measure under a condition: itself,
+unless it depends on one.
 """
 
 import abc
@@ -94,6 +95,24 @@ class Gaussian(AbstractMeasure):
     def bounds(self, spread):
         deviation = jnp.sqrt(jnp.sum(self.cholesky**2, 1))
         return self.mean - spread * deviation, self.mean + spread * deviation
+
+
+class StandardNormal(AbstractMeasure):
+    """``N(0, I)``: noise of any width."""
+
+    dim: int = eqx.field(static=True)
+
+    def log_density(self, x):
+        return -0.5 * (jnp.sum(x**2) + self.dim * LOG_TWO_PI)
+
+    def sample(self, count, *, key):
+        return jr.normal(key, (count, self.dim), jnp.float32)
+
+    def marginal(self, dims):
+        return StandardNormal(len(dims))
+
+    def bounds(self, spread):
+        return jnp.full(self.dim, -spread), jnp.full(self.dim, spread)
 
 
 class Box(AbstractMeasure):

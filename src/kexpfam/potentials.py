@@ -6,13 +6,14 @@ features and nothing else.
 """
 
 import abc
-from typing import Self
+from typing import Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Key
 from sklearn.cluster import kmeans_plusplus
 
@@ -40,7 +41,7 @@ class AbstractFeatureSpace(eqx.Module):
         """Return f at each row."""
         return self.features(target, condition) @ weights
 
-    def matrix(self, target: np.ndarray, condition: np.ndarray, *, rows_per_chunk: int = 16384) -> np.ndarray:
+    def matrix(self, target: ArrayLike, condition: ArrayLike, *, rows_per_chunk: int = 16384) -> np.ndarray:
         """Return the features of many rows as a NumPy matrix, in chunks so that only the result is ever large."""
         return _in_chunks(lambda rows: _jitted_features(self, rows), target, condition, rows_per_chunk)
 
@@ -58,7 +59,9 @@ class KernelSpan(AbstractFeatureSpace):
     whitening: Float[Array, "m r"]
 
     @classmethod
-    def build(cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample, *, rank: int | None = None) -> Self:
+    def build(
+        cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample, *, rank: int | None = None
+    ) -> Self:
         """Return the span of the centres, without directions that rounding would make."""
         matrix = np.asarray(_jitted_gram(kernel, condition_kernel, centres, centres), dtype=np.float64)
         values, vectors = scipy.linalg.eigh(matrix)
@@ -94,7 +97,13 @@ class RandomFeatures(AbstractFeatureSpace):
 
     @classmethod
     def draw(
-        cls, kernel: AbstractStationary, condition_kernel: AbstractStationary, sample: Sample, *, count: int, key: Key[Array, ""]
+        cls,
+        kernel: AbstractStationary,
+        condition_kernel: AbstractStationary,
+        sample: Sample,
+        *,
+        count: int,
+        key: Key[Array, ""],
     ) -> Self:
         """Return ``2 * count`` features of the product kernel."""
         target_key, condition_key = jax.random.split(key)
@@ -139,7 +148,9 @@ class Network(eqx.Module):
     mlp: eqx.nn.MLP
 
     @classmethod
-    def draw(cls, inputs: int, outputs: int | str, *, width: int, depth: int, silent: bool, key: Key[Array, ""]) -> Self:
+    def draw(
+        cls, inputs: int, outputs: int | Literal["scalar"], *, width: int, depth: int, silent: bool, key: Key[Array, ""]
+    ) -> Self:
         """Return a random network; a silent one has output 0 everywhere, so that its player starts at its anchor."""
         mlp = eqx.nn.MLP(inputs, outputs, width, depth, jax.nn.silu, dtype=jnp.float32, key=key)
         if silent:
@@ -163,10 +174,14 @@ def choose_centres(sample: Sample, most: int, *, seed: int) -> Sample:
 
 def _in_chunks(compute, target, condition, rows_per_chunk) -> np.ndarray:
     starts = range(0, len(target), rows_per_chunk)
-    return np.concatenate([
-        np.asarray(compute(Sample(jnp.asarray(target[i : i + rows_per_chunk]), jnp.asarray(condition[i : i + rows_per_chunk]))))
-        for i in starts
-    ])
+    return np.concatenate(
+        [
+            np.asarray(
+                compute(Sample(jnp.asarray(target[i : i + rows_per_chunk]), jnp.asarray(condition[i : i + rows_per_chunk])))
+            )
+            for i in starts
+        ]
+    )
 
 
 @eqx.filter_jit

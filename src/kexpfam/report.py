@@ -13,7 +13,9 @@ GRID_POINTS = 160
 DATA_COLOUR, SAMPLE_COLOUR = "#c1272d", "#1f4e8c"
 
 
-def plot_density(estimator, data: np.ndarray | None = None, *, n_samples: int = 1000, dims: Sequence[int] = (0, 1), random_state=0) -> Figure:
+def plot_density(
+    estimator, data: np.ndarray | None = None, *, n_samples: int = 1000, dims: Sequence[int] = (0, 1), random_state=0
+) -> Figure:
     """Return a figure of the fit: the density with the data, the learned f, and draws of the sampler beside the data.
 
     In two dimensions the density and f are maps; in one, curves; in more, the two chosen dimensions are shown as draws
@@ -42,8 +44,18 @@ def plot_trace(estimator) -> Figure:
     return figure
 
 
-def plot_snapshots(snapshots: dict[int, np.ndarray], data: np.ndarray) -> Figure:
-    """Return sampler draws at several steps of a run, each over the data: convergence as the paper shows it."""
+def plot_snapshots(estimator, *, most: int = 6) -> Figure:
+    """Return sampler draws at several steps of a run, each over the data: convergence as the paper shows it.
+
+    The model must have been fitted with ``DDE(snapshots=True)``.
+    """
+    kept = {int(step): np.asarray(draws) for step, draws in estimator.solution_.snapshots.items()}
+    if not kept:
+        raise ValueError("this model has no snapshots: fit it with solver=DDE(snapshots=True).")
+    steps = sorted(kept)
+    chosen = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))]
+    snapshots = {step: kept[step][:, :2] for step in chosen}
+    data = estimator.density_.scaling.to_model(estimator.training_data_)[:, :2]
     columns = min(len(snapshots), 3)
     rows = -(-len(snapshots) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.4 * rows), squeeze=False, layout="constrained")
@@ -70,7 +82,9 @@ def _plot_plane(estimator, data, draws) -> Figure:
     axes[0].set_title("density and data")
     # Far from the data f only undoes the base measure; the colours are spent where the density is.
     top = f[density > 1e-4 * density.max()]
-    shown = axes[1].pcolormesh(grid_x, grid_y, f, cmap="viridis", shading="auto", vmin=np.percentile(f, 5), vmax=top.max(), rasterized=True)
+    shown = axes[1].pcolormesh(
+        grid_x, grid_y, f, cmap="viridis", shading="auto", vmin=np.percentile(f, 5), vmax=top.max(), rasterized=True
+    )
     figure.colorbar(shown, ax=axes[1], label="f")
     axes[1].set_title("learned f = log p - log p0 + log Z")
     _scatter(axes[2], data, draws)

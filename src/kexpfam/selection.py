@@ -6,6 +6,7 @@ one fit (`solvers.convex.fold_weights`). Dimensions that the ratio of data to ba
 length scale: f then lives on few coordinates, and its normaliser is exact or nearly so.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -165,10 +166,11 @@ class Search:
 
     def _path(self, sample: Sample, kind: str, base: AbstractMeasure, dims: tuple[int, ...], scales: np.ndarray) -> list[Trial]:
         """Return the trials along falling penalties at one length scale, up to where the score stops rising."""
-        task = reduced_task(sample, base, dims, self.proposal or base)
-        kernel = KERNELS[self.kernel](scales)
-        space = KernelSpan.build(kernel, kernel, choose_centres(task.sample, self.centres, seed=self.seed), rank=MOST_FEATURES)
-        task = eqx.tree_at(lambda t: t.space, task, space, is_leaf=lambda node: node is None)
+        part, part_base, proposal = reduced(sample, base, dims, self.proposal or base)
+        kernel = KERNELS[self.kernel](jnp.asarray(scales))
+        centres = choose_centres(part, self.centres, seed=self.seed)
+        space = KernelSpan.build(kernel, kernel, centres, rank=MOST_FEATURES)
+        task = Task(part, part_base, space, 1.0, proposal)
         problem, check = self._problems(task)
         features = space.matrix(task.sample.target, task.sample.condition)
         log_base = base.log_densities(sample.target)
@@ -178,7 +180,8 @@ class Search:
 
     def _descend(self, kind, dims, scales, problem, check, features, log_base) -> list[Trial]:
         folds = np.random.default_rng(self.seed).permutation(len(features)) % min(FOLDS, len(features))
-        trials, weights, stale = [], np.zeros(features.shape[1]), 0
+        trials: list[Trial] = []
+        weights, stale = np.zeros(features.shape[1]), 0
         for penalty in PENALTIES if self.rkhs_penalty is None else [self.rkhs_penalty]:
             optimum = convex.maximise(problem, penalty, weights, tolerance=1e-4)
             weights = optimum.weights
@@ -206,13 +209,14 @@ class Search:
         return likelihood(task, fitting), likelihood(task, scoring)
 
 
-def reduced_task(sample: Sample, base: AbstractMeasure, dims: tuple[int, ...], proposal: AbstractMeasure) -> Task:
-    """Return a task, still without space and penalty, in the coordinates that f is to depend on."""
+def reduced(
+    sample: Sample, base: AbstractMeasure, dims: tuple[int, ...], proposal: AbstractMeasure
+) -> tuple[Sample, AbstractMeasure, AbstractMeasure]:
+    """Return sample, base and proposal in the coordinates that f is to depend on."""
     if len(dims) == sample.target.shape[1]:
-        return Task(sample, base, None, 1.0, proposal)
+        return sample, base, proposal
     index = jnp.asarray(dims)
-    part = Sample(sample.target[:, index], sample.condition)
-    return Task(part, base.marginal(index), None, 1.0, proposal.marginal(index))
+    return Sample(sample.target[:, index], sample.condition), base.marginal(index), proposal.marginal(index)
 
 
 def fold_scores(problem, check, optimum, penalty, features, folds) -> np.ndarray:
@@ -240,7 +244,13 @@ def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -
     model = HistGradientBoostingClassifier(max_iter=60, random_state=seed)
     model.fit(rows[training], labels[training], weights[training])
     result = permutation_importance(
-        model, rows[held_out], labels[held_out], scoring="neg_log_loss", n_repeats=4, random_state=seed, sample_weight=weights[held_out]
+        model,
+        rows[held_out],
+        labels[held_out],
+        scoring="neg_log_loss",
+        n_repeats=4,
+        random_state=seed,
+        sample_weight=weights[held_out],
     )
     errors = result.importances_std / np.sqrt(result.importances.shape[1])
     relevant = np.flatnonzero(result.importances_mean > np.maximum(RELEVANCE_FLOOR, 3.0 * errors))
@@ -249,7 +259,11 @@ def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -
 
 def fit_base(kind: str, data: np.ndarray, *, seed: int) -> AbstractMeasure:
     """Return the base measure of that name, fitted to the data (already in model units)."""
-    makers = {"gaussian": Gaussian.fitted, "box": Box.fitted, "mixture": lambda points: best_mixture(points, seed=seed)}
+    makers: dict[str, Callable[[np.ndarray], AbstractMeasure]] = {
+        "gaussian": Gaussian.fitted,
+        "box": Box.fitted,
+        "mixture": lambda points: best_mixture(points, seed=seed),
+    }
     if kind not in makers:
         raise ValueError(f"unknown base {kind!r}: choose one of {', '.join(makers)}, or pass a measure.")
     return makers[kind](data)

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-import kexpfam
+from kexpfam.version import __version__
 
 FORMAT, VERSION = "kexpfam", "1"
 # The first bytes of the header that save_tree writes; by them a file that was cut short is told from a foreign one.
@@ -72,7 +72,7 @@ def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str,
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "kexpfam": kexpfam.__version__,
+        "kexpfam": __version__,
         "kind": kind,
         "metadata": _json(_encode(metadata, "metadata", tensors)),
         "structure": _json(_encode(tree, "tree", tensors)),
@@ -113,9 +113,7 @@ class Checkpoint:
         expected, structure = jax.tree.flatten(arrays)
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
-            raise StorageError(
-                f"{self.path} belongs to a fit of other data or settings; remove it or name another file"
-            )
+            raise StorageError(f"{self.path} belongs to a fit of other data or settings; remove it or name another file")
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
@@ -169,9 +167,7 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
     if id(value) in tensors.nodes:
         return tensors.nodes[id(value)]
     if value.dtype.name not in DTYPES:
-        raise TypeError(
-            f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
-        )
+        raise TypeError(f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}")
     name = place
     while name in tensors:  # {"a.b": x} and {"a": {"b": y}} lead to the same place
         name += "'"

@@ -76,7 +76,9 @@ def _read_npy(path: Path, columns: list[str] | None) -> Table:
         raise TableError(f"{path}: not a readable NPY file of numbers ({error}).") from None
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
-        raise TableError(f"{path}: expected a two-dimensional array of real numbers, got {values.dtype} of shape {values.shape}.")
+        raise TableError(
+            f"{path}: expected a two-dimensional array of real numbers, got {values.dtype} of shape {values.shape}."
+        )
     return _checked(path, [f"x{j}" for j in range(values.shape[1])], values, columns)
 
 
@@ -106,7 +108,9 @@ def _checked(path: Path, names: list[str], values: np.ndarray, columns: list[str
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
         row, column = bad[0]
-        raise TableError(f"{path}, row {row + 1}: column {names[chosen[column]]!r} is {values[row, column]}; remove or fill such rows.")
+        raise TableError(
+            f"{path}, row {row + 1}: column {names[chosen[column]]!r} is {values[row, column]}; remove or fill such rows."
+        )
     return Table([names[j] for j in chosen], values)
 
 

@@ -66,7 +66,6 @@ class Sampler(eqx.Module):
         """Return one point per condition."""
         return self.base.fold(self.transport(draw_each(self.reference, condition, key=key), condition))
 
-
     def weighted_draws(self, count: int, *, key: Key[Array, ""]) -> "WeightedDraws":
         r"""Return draws with their density by change of variables, :math:`\log q(g(\xi)) = \log r(\xi) - \log|\det Dg(\xi)|`.
 

@@ -43,7 +43,7 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     """
     weights = np.array(start, dtype=np.float64)
     value, exponents, partitions = _value(problem, penalty, weights)
-    decrement, factor = np.inf, None
+    decrement, factor = np.inf, ()
     for iteration in range(most + 1):
         gradient, hessian = _derivatives(problem, penalty, weights, exponents, partitions)
         factor = scipy.linalg.cho_factor(hessian)
@@ -57,7 +57,9 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     return Optimum(weights, value, partitions, decrement, iteration, factor, bool(decrement <= max(tolerance, 1e-7)))
 
 
-def fold_weights(problem: Likelihood, optimum: Optimum, penalty: float, fold_means: np.ndarray, *, steps: int = 4) -> np.ndarray:
+def fold_weights(
+    problem: Likelihood, optimum: Optimum, penalty: float, fold_means: np.ndarray, *, steps: int = 4
+) -> np.ndarray:
     """Return the maximisers for other data means (one per fold), by chord steps with the full problem's Hessian.
 
     A fold moves the mean by a tenth of its own noise, so the Hessian hardly changes and a handful of steps solve all folds

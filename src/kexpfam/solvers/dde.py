@@ -30,6 +30,7 @@ STARTS = {
 }
 # Draws that decide, on common noise, whether the trained transport is kept.
 JUDGED_DRAWS = 4000
+SNAPSHOT_DRAWS = 1000
 # Half of this bounds how far (nats) the polished f is from the optimum on its nodes.
 OPTIMAL_DECREMENT = 1e-6
 
@@ -38,7 +39,7 @@ class DDE(eqx.Module):
     """Doubly dual embedding with defaults that need no tuning.
 
     ``steps`` counts updates of f in the saddle point; ``saddle`` holds its rates and sizes (default: by ``start``);
-    ``nodes`` are the importance draws of warm start and polish.
+    ``nodes`` are the importance draws of warm start and polish; ``snapshots`` keeps sampler draws along the way.
     """
 
     start: str = "warm"
@@ -46,6 +47,7 @@ class DDE(eqx.Module):
     saddle: DoublyDual | None = None
     polish: bool = True
     nodes: int = 16384
+    snapshots: bool = False
 
     def __check_init__(self):
         if self.start not in STARTS:
@@ -58,11 +60,18 @@ class DDE(eqx.Module):
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
         weights, reference = self._start(task, key=warm_key)
         problem = Problem(
-            task.sample, task.base, task.space, reference, jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0), anchored=True
+            task.sample,
+            task.base,
+            task.space,
+            reference,
+            jnp.asarray(task.rkhs_penalty),
+            jnp.asarray(1.0),
+            anchored=True,
         )
         saddle = self.saddle or STARTS[self.start]
         state = saddle.init(problem, weights, key=init_key)
-        outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
+        watch = (lambda state: _snapshot(problem, state, judge_key)) if self.snapshots else None
+        outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
         weights, facts = outcome.state.point.f_weights, {}
         if self.polish:
             weights, facts = self._polish(task, weights, reference if self.start == "warm" else task.proposal, key=polish_key)
@@ -70,13 +79,15 @@ class DDE(eqx.Module):
         finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
         optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
         status = Status.CONVERGED if finished and optimal else outcome.status
-        return Solution(weights, sampler, status, outcome.trace, facts | judged)
+        return Solution(weights, sampler, status, outcome.trace, facts | judged, outcome.watched)
 
     def _start(self, task, *, key):
         if self.start == "cold":
             return jnp.zeros(task.space.size), task.base
         nodes_key, distil_key = jr.split(key)
-        optimum = continuation(likelihood(task, importance_nodes(task.base, task.proposal, self.nodes, key=nodes_key)), task.rkhs_penalty)
+        optimum = continuation(
+            likelihood(task, importance_nodes(task.base, task.proposal, self.nodes, key=nodes_key)), task.rkhs_penalty
+        )
         return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
 
     def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
@@ -97,3 +108,10 @@ class DDE(eqx.Module):
         gain = divergences["reference"] - divergences["trained"]
         keep = self.start == "cold" or gain >= 0.0
         return (trained if keep else plain), {"transport_gain": gain, "transport_kept": float(keep)}
+
+
+@eqx.filter_jit
+def _snapshot(problem: Problem, state, key):
+    """Return sampler draws on noise that is the same at every step, in model units."""
+    empty = jnp.zeros((SNAPSHOT_DRAWS, problem.sample.condition.shape[1]))
+    return Sampler(problem.reference, state.averaged, problem.base).draw(empty, key=key)

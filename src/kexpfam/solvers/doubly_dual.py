@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.objective import Point, Problem, SaddleTerms, carry, draw_batch, evaluate_nu, saddle_terms
 from kexpfam.potentials import Network
@@ -45,11 +45,11 @@ class DoublyDual(eqx.Module):
     of steps over which the rates fall to a tenth.
     """
 
-    f_rate: Float[Array, ""] = eqx.field(default=1.0, converter=jnp.asarray)
-    nu_rate: Float[Array, ""] = eqx.field(default=1e-3, converter=jnp.asarray)
-    transport_rate: Float[Array, ""] = eqx.field(default=1e-4, converter=jnp.asarray)
-    averaging: Float[Array, ""] = eqx.field(default=0.99, converter=jnp.asarray)
-    horizon: Float[Array, ""] = eqx.field(default=1000.0, converter=jnp.asarray)
+    f_rate: ScalarLike = eqx.field(default=1.0, converter=jnp.asarray)
+    nu_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
+    transport_rate: ScalarLike = eqx.field(default=1e-4, converter=jnp.asarray)
+    averaging: ScalarLike = eqx.field(default=0.99, converter=jnp.asarray)
+    horizon: ScalarLike = eqx.field(default=1000.0, converter=jnp.asarray)
     clip: float = eqx.field(default=5.0, static=True)
     transport_updates: int = eqx.field(default=5, static=True)
     nu_updates: int = eqx.field(default=3, static=True)
@@ -70,6 +70,7 @@ class DoublyDual(eqx.Module):
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         sizes = {"width": self.width, "depth": self.depth}
         nu = Network.draw(dim + condition_dim, "scalar", silent=True, key=nu_key, **sizes)
+        transport: AbstractTransport
         if problem.anchored:
             transport = Residual.draw(dim, condition_dim, key=transport_key, **sizes)
         else:
@@ -96,13 +97,7 @@ class DoublyDual(eqx.Module):
         norm = jnp.linalg.norm(gradient)
         stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
         point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
-        averaged = jax.tree.map(
-            lambda old, new: self.averaging.astype(old.dtype) * old + (1 - self.averaging).astype(old.dtype) * new
-            if eqx.is_inexact_array(old)
-            else old,
-            state.averaged,
-            point.transport,
-        )
+        averaged = _averaged(state.averaged, point.transport, self.averaging)
         state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
         return state, self._health(problem, state, batch, norm, key=health_key)
 
@@ -145,6 +140,11 @@ def _gradient(problem: Problem, point: Point, batch, player):
     return eqx.filter_grad(value)(player(point))
 
 
+def _averaged(old, new, share):
+    """Return the running mean ``share * old + (1 - share) * new`` of two networks."""
+    mean = lambda a, b: (share * a + (1.0 - share) * b).astype(a.dtype) if eqx.is_inexact_array(a) else a
+    return jax.tree.map(mean, old, new)
+
+
 def _stepped(part, updates, rate):
     return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))
-

@@ -38,14 +38,21 @@ class Exact(eqx.Module):
             weights=jnp.asarray(optimum.weights),
             sampler=Sampler(reference, Identity(), task.base),
             status=_status(optimum.converged, error),
+            snapshots={},
             trace={},
-            facts={"newton_decrement": optimum.decrement, "grid_error": error, "newton_steps": float(optimum.iterations)},
+            facts={
+                "newton_decrement": optimum.decrement,
+                "grid_error": error,
+                "newton_steps": float(optimum.iterations),
+            },
         )
 
     def _grid_error(self, task: Task, optimum: convex.Optimum, data: np.ndarray) -> float:
         nodes = grid_nodes(task.base, data, fineness=FINER * self.fineness)
         features, shares = node_features(task.space, task.sample.condition, nodes)
-        finer = convex.Likelihood(np.zeros(task.space.size), features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares)
+        finer = convex.Likelihood(
+            np.zeros(task.space.size), features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares
+        )
         return float(np.max(np.abs(convex.log_partitions(finer, optimum.weights) - optimum.log_partitions)))
 
 

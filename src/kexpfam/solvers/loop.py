@@ -1,7 +1,8 @@
 """The only training loop: compiled chunks of steps, a watch on their health, checkpoints, and a clean way out."""
 
 import enum
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -41,11 +42,12 @@ class Checkpoint(Protocol):
 
 
 class Run(NamedTuple):
-    """The last healthy state, why the run ended, and one row of health per step."""
+    """The last healthy state, why the run ended, one row of health per step, and what was watched, by step."""
 
-    state: eqx.Module
+    state: Any
     status: Status
     trace: dict[str, np.ndarray]
+    watched: dict[str, np.ndarray]
 
 
 def scan(update, state, keys):
@@ -75,16 +77,19 @@ def run(
     chunk: int = 25,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
+    watch: Callable[[Any], np.ndarray] | None = None,
 ) -> Run:
     """Run the solver from ``state`` up to ``steps`` steps in all; the only loop over steps in the library.
 
     The key of step i is ``fold_in(key, i)``, so a run that resumes from a checkpoint repeats the uninterrupted one.
+    ``watch(state)`` is kept at the start and after every chunk.
     """
     traces, status = [], Status.RAN_ALL_STEPS
     if checkpoint is not None:
         state = checkpoint.read(state)
     if int(state.step) >= steps:
-        return Run(state, Status.NO_STEPS if steps == 0 else status, {})
+        return Run(state, Status.NO_STEPS if steps == 0 else status, {}, {})
+    watched = {} if watch is None else {str(int(state.step)): watch(state)}
     try:
         while int(state.step) < steps:
             first = int(state.step)
@@ -97,6 +102,8 @@ def run(
                 break
             state = candidate
             traces.append(row)
+            if watch is not None:
+                watched[str(int(state.step))] = watch(state)
             if report is not None:
                 health = {name: float(series[-1]) for name, series in row.items()}
                 report(Report("saddle", min(int(state.step), steps), steps, health))
@@ -105,7 +112,7 @@ def run(
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     names = traces[0] if traces else {}
-    return Run(state, status, {name: np.concatenate([row[name] for row in traces]) for name in names})
+    return Run(state, status, {name: np.concatenate([row[name] for row in traces]) for name in names}, watched)
 
 
 def _flatten(health) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ proposals are good.
 import jax.random as jr
 from jaxtyping import Array, Key
 
-from kexpfam.measures import Mixture
+from kexpfam.measures import AbstractMeasure, Mixture
 from kexpfam.nodes import effective_share, importance_nodes, resample
 from kexpfam.solvers.task import Task
 
@@ -22,9 +22,10 @@ GOOD_SHARE = 0.45
 FULL_COVARIANCE_DIMS = 5
 
 
-def distil(task: Task, weights, *, key: Key[Array, ""]) -> Mixture:
+def distil(task: Task, weights, *, key: Key[Array, ""]) -> AbstractMeasure:
     """Return a mixture close to ``p0 exp(f)``, starting from the task's proposal."""
-    tilt, proposal = task.tilt(weights), task.proposal
+    tilt = task.tilt(weights)
+    proposal: AbstractMeasure = task.proposal
     diagonal = task.sample.target.shape[1] > FULL_COVARIANCE_DIMS
     for round_key in jr.split(key, ROUNDS):
         nodes_key, seed_key = jr.split(round_key)

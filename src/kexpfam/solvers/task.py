@@ -38,13 +38,14 @@ class Task(eqx.Module):
 
 
 class Solution(NamedTuple):
-    """The answer of any solver: f, a sampler, why it stopped, the trace of its steps and named facts about its end."""
+    """The answer of any solver: f, a sampler, why it stopped, its trace, facts about its end, and snapshots by step."""
 
     weights: Float[Array, " r"]
     sampler: Sampler
     status: Status
     trace: dict[str, np.ndarray]
     facts: dict[str, float]
+    snapshots: dict[str, np.ndarray]
 
 
 def likelihood(task: Task, nodes: Nodes) -> convex.Likelihood:
@@ -61,7 +62,9 @@ def node_features(space: AbstractFeatureSpace, condition, nodes: Nodes) -> tuple
     if condition.shape[1] == 0:
         distinct, counts = np.zeros((1, 0)), np.array([len(condition)])
     c, j = len(distinct), len(nodes.points)
-    return space.matrix(np.tile(nodes.points, (c, 1)), np.repeat(distinct, j, axis=0)).reshape(c, j, space.size), counts / counts.sum()
+    return space.matrix(np.tile(nodes.points, (c, 1)), np.repeat(distinct, j, axis=0)).reshape(
+        c, j, space.size
+    ), counts / counts.sum()
 
 
 def continuation(problem: convex.Likelihood, penalty: float, *, start: np.ndarray | None = None) -> convex.Optimum:

@@ -1,0 +1,119 @@
+"""Updates of f per second at the paper's own network sizes, one thread, beside a plain PyTorch loop in the same run.
+
+    python benchmarks/speed.py            # prints and appends a record; PyTorch is measured if it is installed
+
+Sizes: two moons, 1,000 training points, noise of width 128, hidden layers of width 128 (3 of them), batches of 128, 5 sampler
+updates per f update and 3 nu updates per sampler update, clipping at 5, base = box.
+"""
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import jax.random as jr  # noqa: E402
+import numpy as np  # noqa: E402
+
+from kexpfam import DoublyDual, datasets  # noqa: E402
+from kexpfam.kernels import Gaussian as GaussianKernel  # noqa: E402
+from kexpfam.kernels import lengthscale_from_ratio, median_distance  # noqa: E402
+from kexpfam.measures import Box, StandardNormal  # noqa: E402
+from kexpfam.objective import Problem  # noqa: E402
+from kexpfam.potentials import KernelSpan  # noqa: E402
+from kexpfam.sample import Sample  # noqa: E402
+from kexpfam.solvers.loop import run  # noqa: E402
+
+POINTS, WIDTH, HIDDEN, NOISE, BATCH = 1000, 128, 3, 128, 128
+ROUNDS, REPEATS = 150, 5
+RECORDS = Path(__file__).parent / "records" / "speed.jsonl"
+
+
+def jax_rounds():
+    """Return a function that runs ROUNDS updates of f with the library's own loop."""
+    points = datasets.two_moons().sample(POINTS, random_state=0).astype(np.float32)
+    sample = Sample.unconditional(points)
+    kernel = GaussianKernel(jnp.float32(lengthscale_from_ratio(0.1, median_distance(points))))
+    span = KernelSpan.build(kernel, kernel, sample)  # all training points are centres
+    space = KernelSpan(kernel, kernel, sample, span.whitening.astype(jnp.float32))
+    low, high = (jnp.asarray(side, jnp.float32) for side in (points.min(0) - 1.0, points.max(0) + 1.0))
+    problem = Problem(sample, Box(low, high), space, StandardNormal(NOISE), jnp.float32(0.0), jnp.float32(1.0), anchored=False)
+    solver = DoublyDual(nu_rate=1e-4, transport_rate=1e-4, width=WIDTH, depth=HIDDEN, batch_size=BATCH)
+    state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
+    return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
+
+
+def torch_rounds():
+    """Return the same updates as a plain PyTorch loop."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    points = torch.tensor(datasets.two_moons().sample(POINTS, random_state=0), dtype=torch.float32)
+    gamma = 0.5 / lengthscale_from_ratio(0.1, median_distance(points.numpy())) ** 2
+    low, high = points.min(0).values - 1.0, points.max(0).values + 1.0
+
+    def network(inputs, outputs):
+        widths = [inputs, *[WIDTH] * HIDDEN]
+        layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.SiLU())]
+        return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
+
+    g, nu = network(NOISE, 2), network(2, 1)
+    weights = torch.zeros(POINTS, requires_grad=True)
+    players = {"f": [weights], "g": list(g.parameters()), "nu": list(nu.parameters())}
+    optimisers = {name: torch.optim.Adam(parameters, 1e-4, betas=(0.5, 0.99)) for name, parameters in players.items()}
+
+    def saddle():
+        data = points[torch.randint(POINTS, (BATCH,))]
+        moved, base = g(torch.randn(BATCH, NOISE)), low + (high - low) * torch.rand(BATCH, 2)
+        f = lambda x: torch.exp(-gamma * torch.cdist(x, points) ** 2) @ weights
+        return f(data).mean() - f(moved).mean() + nu(moved).mean() - nu(base).exp().mean() + 1.0
+
+    def move(name, sign):
+        optimisers[name].zero_grad()
+        gradients = torch.autograd.grad(sign * saddle(), players[name])
+        for parameter, gradient in zip(players[name], gradients, strict=True):
+            parameter.grad = gradient
+        nn.utils.clip_grad_norm_(players[name], 5.0)
+        optimisers[name].step()
+
+    def rounds():
+        for _ in range(ROUNDS):
+            for _ in range(5):
+                for _ in range(3):
+                    move("nu", -1.0)
+                move("g", 1.0)
+            move("f", -1.0)
+
+    return rounds
+
+
+def main() -> None:
+    contestants = {"kexpfam": jax_rounds()}
+    try:
+        contestants["pytorch"] = torch_rounds()
+    except ImportError:
+        print("PyTorch is not installed; measuring kexpfam alone")
+    rates = {name: [] for name in contestants}
+    for once in contestants.values():
+        once()
+    for _ in range(REPEATS):  # interleaved, so that a busy moment of the machine hits both
+        for name, once in contestants.items():
+            start = time.perf_counter()
+            once()
+            rates[name].append(ROUNDS / (time.perf_counter() - start))
+    record = {name: round(statistics.median(values), 1) for name, values in rates.items()}
+    if "pytorch" in record:
+        record["ratio"] = round(record["kexpfam"] / record["pytorch"], 2)
+    print(record)
+    with RECORDS.open("a") as stream:
+        stream.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kexpfam import kernels
+from kexpfam.datasets import rings, two_moons
+from kexpfam.kernels import median_distance
+from kexpfam.measures import Box, Gaussian
+from kexpfam.nodes import grid_nodes
+from kexpfam.potentials import KernelSpan
+from kexpfam.sample import Sample
+from kexpfam.selection import LENGTHSCALE_RANGE, PENALTIES, Search, fit_base, fold_scores, optimism, relevant_dimensions
+from kexpfam.solvers import convex
+from kexpfam.solvers.task import Task, likelihood
+
+
+def standardised(data):
+    return (data - data.mean(0)) / data.std(0)
+
+
+def two_bumps(count=100, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.choice([-1.5, 1.5], count)
+    return standardised(rng.normal(centres, 0.4)[:, None])
+
+
+@pytest.fixture(scope="module")
+def moons():
+    return Sample.unconditional(standardised(two_moons().sample(80, random_state=0)))
+
+
+@pytest.fixture(scope="module")
+def chosen(moons):
+    return Search(seed=0).run(moons)
+
+
+def test_the_chosen_length_scale_beats_the_extremes(moons, chosen):
+    unit = median_distance(np.asarray(moons.target))
+    for extreme in LENGTHSCALE_RANGE:
+        trials = Search(lengthscale=extreme * unit, seed=0).run(moons).trials
+        assert chosen.best.score > max(trial.score for trial in trials)
+
+
+def test_the_chosen_settings_are_those_of_the_best_trial(chosen):
+    best = max(chosen.trials, key=lambda trial: trial.score)
+    assert chosen.best == best
+    assert chosen.settings.rkhs_penalty == best.rkhs_penalty
+    np.testing.assert_allclose(chosen.settings.lengthscale, best.lengthscale)
+    assert chosen.settings.dims == best.dims == (0, 1)
+
+
+def test_the_walk_tries_neighbours_of_what_it_chooses(chosen):
+    tried = sorted({trial.lengthscale for trial in chosen.trials})
+    position = tried.index(chosen.best.lengthscale)
+    assert 0 < position < len(tried) - 1
+    np.testing.assert_allclose(np.diff(np.log(tried)), np.log(2.0) / 2, atol=1e-9)
+
+
+def test_a_path_goes_down_the_penalties_and_past_its_best(chosen):
+    for scale in {trial.lengthscale for trial in chosen.trials}:
+        path = [trial for trial in chosen.trials if trial.lengthscale == scale]
+        np.testing.assert_allclose([trial.rkhs_penalty for trial in path], PENALTIES[: len(path)])
+        scores = [trial.score for trial in path]
+        assert np.argmax(scores) < len(path) - 1 or len(path) == len(PENALTIES)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_bimodal_sample_gets_a_better_score_than_its_base(seed):
+    data = two_bumps(seed=seed)
+    selection = Search(seed=seed).run(Sample.unconditional(data))
+    base = Gaussian.fitted(data).log_densities(data).mean()
+    assert selection.best.score > base + 3 * selection.best.standard_error
+
+
+def test_a_length_scale_that_is_given_stays(moons):
+    selection = Search(lengthscale=0.7, seed=0).run(moons)
+    np.testing.assert_array_equal(selection.settings.lengthscale, [0.7, 0.7])
+    assert {trial.lengthscale for trial in selection.trials} == {0.7}
+
+
+def test_a_penalty_that_is_given_stays(moons):
+    selection = Search(rkhs_penalty=3e-3, seed=0).run(moons)
+    assert selection.settings.rkhs_penalty == 3e-3
+    assert {trial.rkhs_penalty for trial in selection.trials} == {3e-3}
+
+
+def test_nothing_is_tried_where_everything_is_given(moons):
+    selection = Search(lengthscale=0.7, rkhs_penalty=3e-3, seed=0).run(moons)
+    assert selection.trials == []
+    assert selection.best is None
+
+
+def test_an_infinite_length_scale_leaves_its_dimension_out(moons):
+    settings = Search(lengthscale=np.array([np.inf, 0.5]), rkhs_penalty=3e-3, seed=0).run(moons).settings
+    assert settings.dims == (1,)
+    np.testing.assert_array_equal(settings.lengthscale, [0.5])
+
+
+def test_a_base_that_is_given_stays(moons):
+    base = Box(jnp.full(2, -4.0), jnp.full(2, 4.0))
+    assert Search(base=base, lengthscale=0.7, rkhs_penalty=3e-3, seed=0).run(moons).settings.base is base
+
+
+@pytest.mark.parametrize("penalty", [1e-1, 1e-2, 1e-3])
+def test_fold_scores_agree_with_fits_to_the_folds(penalty):
+    data = two_bumps()
+    sample, base, kernel = Sample.unconditional(data), Gaussian.fitted(data), kernels.Gaussian(0.5)
+    space = KernelSpan.build(kernel, kernel, sample)
+    problem = likelihood(Task(sample, base, space, penalty, base), grid_nodes(base, data))
+    features = space.matrix(data, np.zeros((len(data), 0)))
+    optimum = convex.maximise(problem, penalty, np.zeros(space.size))
+    folds = np.random.default_rng(0).permutation(len(data)) % 10
+    together = fold_scores(problem, problem, optimum, penalty, features, folds)
+    for fold in range(10):
+        mean = features[folds != fold].mean(0)
+        alone = convex.maximise(problem._replace(mean_feature=mean), penalty, np.zeros(space.size), tolerance=1e-14)
+        expected = features[folds == fold] @ alone.weights - alone.log_partitions[0]
+        np.testing.assert_allclose(together[folds == fold], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_dimensions_of_the_rings_are_told_from_noise(seed):
+    data = standardised(rings(dim=6).sample(1000, random_state=seed))
+    found = relevant_dimensions(data, Gaussian.fitted(data), seed=seed)
+    assert set(found) == {0, 1}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_dimension_of_a_normal_matters(seed):
+    data = standardised(np.random.default_rng(seed).normal(size=(1000, 5)))
+    assert len(relevant_dimensions(data, Gaussian.fitted(data), seed=seed)) == 0
+
+
+def test_an_unknown_base_is_named_with_the_known_ones(moons):
+    with pytest.raises(ValueError, match=r"unknown base 'guess'.*gaussian, box, mixture"):
+        fit_base("guess", np.asarray(moons.target), seed=0)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_base_of_many_parameters_flatters_itself_more(seed):
+    data = np.random.default_rng(seed).normal(size=(100, 5))
+    # A normal of d dimensions has d (d + 3) / 2 parameters, each worth 1 / n in expectation.
+    assert -0.5 < optimism("gaussian", data, seed=seed) < 1.5
+    narrow = data[:, :1]
+    assert optimism("gaussian", narrow, seed=seed) < optimism("gaussian", data, seed=seed) + 0.5
+
+
+def test_the_same_seed_gives_the_same_choice(moons, chosen):
+    again = Search(seed=0).run(moons)
+    assert again.trials == chosen.trials
+
+
+def test_an_interrupted_walk_goes_with_what_it_has(moons):
+    def interrupt(report):
+        if report.step > 1:
+            raise KeyboardInterrupt
+
+    selection = Search(seed=0, report=interrupt).run(moons)
+    assert len({trial.lengthscale for trial in selection.trials}) >= 1
+    assert selection.settings.rkhs_penalty in [trial.rkhs_penalty for trial in selection.trials]
