@@ -61,7 +61,7 @@ class Density(eqx.Module):
         part = z if self.completion is None else z[:, self.completion.dims]
         rest = 0.0 if self.completion is None else self.completion.log_conditional(z)
         log_tilt = self.tilt.base.log_densities(part) + self.tilt.values(part)
-        return log_tilt + rest - self.log_partition.value - float(self.scaling.log_determinant)
+        return log_tilt + rest - self.log_partition.value + np.asarray(self.scaling.log_jacobian(points))
 
     def potential(self, points: np.ndarray) -> np.ndarray:
         """Return f at each row."""

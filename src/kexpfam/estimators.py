@@ -32,6 +32,11 @@ from kexpfam.solvers.task import Task
 SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact}
 SPACES = ("nystrom", "full", "random_features")
 FEWEST_ROWS = 10
+MANY_TIES = 0.1
+
+
+class TiesWarning(UserWarning):
+    """So many rows are repeated that no density describes the data: any likelihood can be raised by a spike on the ties."""
 
 
 class UncertainNormaliserWarning(UserWarning):
@@ -266,12 +271,19 @@ def listening(progress: bool | Listener):
 
 
 def check_columns(X: np.ndarray, estimator) -> None:
-    """Raise for columns that no density can describe."""
+    """Raise for columns that no density can describe; warn of rows that make likelihoods unbounded."""
     constant = np.flatnonzero(constant_columns(X))
     if constant.size:
         names = getattr(estimator, "feature_names_in_", None)
         shown = [str(names[j]) if names is not None else str(j) for j in constant]
         raise ValueError(f"constant column(s) {', '.join(shown)}: a constant has no density; remove them before fitting.")
+    repeated = 1.0 - len(np.unique(X, axis=0)) / len(X)
+    if repeated > MANY_TIES:
+        message = (
+            f"{repeated:.0%} of the rows repeat another: a density can be made as high as one likes on repeated values, so its "
+            "score says how narrow the spikes are, not how good the fit is. Jitter rounded data by its rounding step."
+        )
+        warnings.warn(message, TiesWarning, stacklevel=4)
 
 
 @in_double_precision

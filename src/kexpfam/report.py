@@ -49,7 +49,7 @@ def plot_snapshots(estimator, *, most: int = 6) -> Figure:
 
     The model must have been fitted with ``DDE(snapshots=True)``.
     """
-    kept = {int(step): np.asarray(draws) for step, draws in estimator.solution_.snapshots.items()}
+    kept = {int(step): np.asarray(draws) for step, draws in (estimator.solution_.snapshots or {}).items()}
     if not kept:
         raise ValueError("this model has no snapshots: fit it with solver=DDE(snapshots=True).")
     steps = sorted(kept)

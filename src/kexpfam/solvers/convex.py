@@ -46,7 +46,7 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     decrement, factor = np.inf, ()
     for iteration in range(most + 1):
         gradient, hessian = _derivatives(problem, penalty, weights, exponents, partitions)
-        factor = scipy.linalg.cho_factor(hessian)
+        factor = _factored(hessian)
         step = scipy.linalg.cho_solve(factor, gradient)
         decrement = float(gradient @ step)
         if decrement <= tolerance or iteration == most:
@@ -114,6 +114,16 @@ def _derivatives(problem, penalty, weights, exponents, partitions):
     hessian = scaled.T @ scaled - weighted.T @ weighted
     hessian[np.diag_indices_from(hessian)] += penalty
     return gradient, hessian
+
+
+def _factored(hessian):
+    """Return the Cholesky factor, with as little added to the diagonal as makes rounding harmless."""
+    jitter = 0.0
+    while True:
+        try:
+            return scipy.linalg.cho_factor(hessian + jitter * np.eye(len(hessian)))
+        except np.linalg.LinAlgError:
+            jitter = max(10.0 * jitter, np.finfo(float).eps * float(np.trace(hessian)))
 
 
 def _line_search(problem, penalty, weights, step, value, decrement):

@@ -38,7 +38,6 @@ class Exact(eqx.Module):
             weights=jnp.asarray(optimum.weights),
             sampler=Sampler(reference, Identity(), task.base),
             status=_status(optimum.converged, error),
-            snapshots={},
             trace={},
             facts={
                 "newton_decrement": optimum.decrement,

@@ -45,7 +45,7 @@ class Solution(NamedTuple):
     status: Status
     trace: dict[str, np.ndarray]
     facts: dict[str, float]
-    snapshots: dict[str, np.ndarray]
+    snapshots: dict[str, np.ndarray] | None = None
 
 
 def likelihood(task: Task, nodes: Nodes) -> convex.Likelihood:
