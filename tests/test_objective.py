@@ -200,9 +200,7 @@ def test_primal_and_dual_agree_on_a_finite_domain(penalty):
         slope = -features @ residual / penalty + log_q_over_base + 1.0
         return residual @ residual / (2 * penalty) + q @ log_q_over_base, q * (slope - q @ slope)
 
-    result = scipy.optimize.minimize(
-        dual, np.log(base), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000}
-    )
+    result = scipy.optimize.minimize(dual, np.log(base), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
     assert result.fun == pytest.approx(primal.value, abs=1e-6)
     # The minimiser is the density of the maximiser.
     tilted = scipy.special.softmax(np.log(base) + features @ primal.weights)

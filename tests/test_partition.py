@@ -80,7 +80,8 @@ def test_quadrature_of_many_dimensions_is_refused_with_the_way_out():
 def test_the_density_of_a_linear_f_is_the_tilted_normal():
     tilt = tilted_normal(0.7)
     estimate = by_quadrature(tilt, DATA)
-    sampler, scaling = Sampler(normal(0.7), Identity(), normal()), Scaling(jnp.array([3.0]), jnp.array([2.0]))
+    sampler = Sampler(normal(0.7), Identity(), normal())
+    scaling = Scaling.standardising(np.array([[1.0], [5.0]]))  # of mean 3 and standard deviation 2
     density = Density(tilt, sampler, scaling, estimate, completion=None)
     x = np.linspace(-3.0, 9.0, 13)
     expected = tilted_normal_log_density(0.7, (x - 3.0) / 2.0) - np.log(2.0)

@@ -122,9 +122,7 @@ def example_sampler() -> Sampler:
 def example_density() -> Density:
     span = example_span()
     tilt = Tilt(span, jnp.linspace(-1.0, 1.0, span.size), example_mixture())
-    return Density(
-        tilt, example_sampler(), Scaling(jnp.zeros(2), jnp.ones(2)), Estimate(np.float64(0.1), 0.0, float("inf"))
-    )
+    return Density(tilt, example_sampler(), Scaling(jnp.zeros(2), jnp.ones(2)), Estimate(np.float64(0.1), 0.0, float("inf")))
 
 
 TREES = {
@@ -508,8 +506,6 @@ class TestRefusals:
 
 def test_a_fresh_process_restores_what_this_one_saved(file):
     save_tree(file, "test", example_sampler(), {})
-    program = (
-        "import sys; from kexpfam.storage import load_tree; print(type(load_tree(sys.argv[1])[1].transport).__name__)"
-    )
+    program = "import sys; from kexpfam.storage import load_tree; print(type(load_tree(sys.argv[1])[1].transport).__name__)"
     done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "Residual"

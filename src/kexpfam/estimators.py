@@ -216,6 +216,7 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         return self.density_.potential(X)
 
     @property
+    @in_double_precision
     def training_data_(self) -> np.ndarray:
         """The rows the model was fitted to, in the data's own units."""
         check_is_fitted(self, "density_")

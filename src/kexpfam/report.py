@@ -123,4 +123,4 @@ def _plot_pairs(data, draws, dims) -> Figure:
 def _scatter(axis, data, draws) -> None:
     axis.scatter(*data.T, s=4, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data")
     axis.scatter(*draws.T, s=4, color=SAMPLE_COLOUR, alpha=0.6, linewidths=0, label="draws")
-    axis.set_aspect("equal", adjustable="datalim")
+    axis.set_aspect("equal")

@@ -42,6 +42,8 @@ THREADED_FEATURES = 150
 PATIENCE = 2
 # Functions of up to this many coordinates are integrated on a grid during selection, others on importance draws.
 SELECTION_GRID_DIMS = 2
+# A coarser grid than the fit's own: it only has to rank settings.
+SELECTION_FINENESS = 0.75
 SELECTION_NODES = 8192
 # Up to this many dimensions all are taken to matter and the base need not be strong.
 FEW_DIMS = 3
@@ -202,7 +204,7 @@ class Search:
         own nodes, and only fresh ones show it.
         """
         if task.sample.target.shape[1] <= SELECTION_GRID_DIMS:
-            problem = likelihood(task, grid_nodes(task.base, np.asarray(task.sample.target)))
+            problem = likelihood(task, grid_nodes(task.base, np.asarray(task.sample.target), fineness=SELECTION_FINENESS))
             return problem, problem
         keys = jr.split(jr.key(self.seed))
         fitting, scoring = (importance_nodes(task.base, task.proposal, SELECTION_NODES, key=key) for key in keys)

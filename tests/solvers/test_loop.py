@@ -65,9 +65,7 @@ def test_a_run_is_the_steps_one_after_another(problem):
 def test_the_same_key_gives_the_same_run_and_another_key_another(problem):
     solver = DoublyDual(**SMALL)
     state = start(problem, solver)
-    first, second, third = (
-        run(problem, solver, state, steps=10, key=jr.key(seed), chunk=CHUNK).state for seed in (1, 1, 2)
-    )
+    first, second, third = (run(problem, solver, state, steps=10, key=jr.key(seed), chunk=CHUNK).state for seed in (1, 1, 2))
     assert same(first, second)
     assert not same(first, third)
 
