@@ -18,7 +18,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import kexpfam
 from kexpfam import DDE, DoublyDual, Estimate, Exact, KernelExpFamily, diagnostics, estimators
 from kexpfam.datasets import two_moons
-from kexpfam.estimators import UncertainNormaliserWarning
+from kexpfam.estimators import TiesWarning, UncertainNormaliserWarning
+from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, COVARIANCE_FLOOR, Gaussian
 from kexpfam.nodes import importance_nodes
 from kexpfam.solvers import reference
@@ -27,7 +28,7 @@ from kexpfam.solvers.task import Solution, continuation, likelihood
 from kexpfam.storage import StorageError
 from kexpfam.transports import Identity, Sampler
 
-ROWS = 60
+ROWS, DRAWS = 60, 1000
 # Few centres keep the number of features, and with it the compiled programs, the same for all data.
 SETTINGS = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 15, "random_state": 0}
 COARSE = Exact(fineness=0.5)
@@ -109,19 +110,17 @@ def test_the_density_integrates_to_one_over_every_base(moons, base):
     assert abs(np.log(mass)) < (2e-2 if base == "box" else 5 * model.density_.log_partition.standard_error)
 
 
-@pytest.mark.parametrize("kernel", sorted(kexpfam.kernels.KERNELS))
-def test_every_kernel_fits_better_than_its_base(moons, kernel):
-    model = exact(kernel=kernel).fit(moons)
-    base = exact(kernel=kernel, rkhs_penalty=1e6).fit(moons)
-    assert model.score(moons) > base.score(moons) + 0.1
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_every_kernel_fits_better_than_the_base(moons, kernel):
+    base = scipy.stats.multivariate_normal(moons.mean(0), np.cov(moons.T)).logpdf(moons).mean()
+    assert exact(kernel=kernel).fit(moons).score(moons) > base + 0.1
 
 
-@pytest.mark.parametrize("space", ["nystrom", "random_features"])
-@pytest.mark.parametrize("lengthscale", [1.0, [0.9, 1.1]], ids=["one", "one per dimension"])
-def test_every_space_gives_nearly_the_density_of_the_full_one(moons, space, lengthscale):
-    full = exact(space="full", lengthscale=lengthscale).fit(moons)
-    other = exact(space=space, lengthscale=lengthscale, n_centres=40 if space == "nystrom" else 300).fit(moons)
-    assert other.score(moons) == pytest.approx(full.score(moons), abs=0.05)
+def test_every_space_gives_nearly_the_density_of_the_full_one(moons):
+    full = exact(space="full", lengthscale=[0.9, 1.1]).fit(moons)
+    for space, n_centres in {"nystrom": 40, "random_features": 300}.items():
+        other = exact(space=space, lengthscale=[0.9, 1.1], n_centres=n_centres).fit(moons)
+        assert other.score(moons) == pytest.approx(full.score(moons), abs=0.05), space
 
 
 def test_dimensions_with_an_infinite_length_scale_follow_the_base():
@@ -351,8 +350,7 @@ def test_the_order_of_the_columns_does_not_matter(moons):
     np.testing.assert_allclose(first, second, atol=1e-3)  # the grid is the same up to rounding, Newton's end is not
 
 
-@pytest.mark.parametrize("refine", [0, 2])
-@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize(("count", "refine"), [(1, 0), (7, 0), (DRAWS, 0), (DRAWS, 2)])
 def test_draws_have_the_shape_asked_for_and_follow_the_seed(model, count, refine):
     draws = model.sample(count, random_state=3, refine=refine)
     assert draws.shape == (count, 2)
@@ -365,11 +363,11 @@ def test_draws_have_the_shape_asked_for_and_follow_the_seed(model, count, refine
 def test_refined_draws_have_the_moments_of_the_density(model, moons, seed):
     points, volume = midpoint_grid(*bounds(moons), 200)
     masses = volume * np.exp(model.score_samples(points))
-    draws = model.sample(2000, random_state=seed, refine=2)
+    draws = model.sample(DRAWS, random_state=seed, refine=2)
     for power in (1, 2):
         exact_moment = masses @ points**power
         # Resampled from candidates of which at least one per draw is effective.
-        error = (draws**power).std(0) * np.sqrt(2 / 2000)
+        error = (draws**power).std(0) * np.sqrt(2 / DRAWS)
         assert np.all(np.abs((draws**power).mean(0) - exact_moment) < 5 * error)
 
 
@@ -384,11 +382,10 @@ def test_a_stored_model_is_the_same_to_the_last_bit(fitted, moons, tmp_path, req
     model.save(file)
     stored = kexpfam.load(file)
     np.testing.assert_array_equal(stored.score_samples(moons), model.score_samples(moons))
-    np.testing.assert_array_equal(stored.sample(100, random_state=1), model.sample(100, random_state=1))
-    refined = [m.sample(100, random_state=1, refine=2) for m in (stored, model)]
+    np.testing.assert_array_equal(stored.sample(DRAWS, random_state=1), model.sample(DRAWS, random_state=1))
+    refined = [m.sample(DRAWS, random_state=1, refine=2) for m in (stored, model)]
     np.testing.assert_array_equal(*refined)
     assert stored.solution_.status is model.solution_.status
-    assert str(stored.diagnose()) == str(model.diagnose())
     np.testing.assert_allclose(stored.training_data_, moons, rtol=1e-12)
 
 
@@ -455,6 +452,21 @@ def test_an_uncertain_normaliser_is_said_aloud(moons, monkeypatch):
         exact().fit(moons)
 
 
+def test_repeated_rows_are_said_aloud(moons):
+    with pytest.warns(TiesWarning, match="50% of the rows repeat another"):
+        exact().fit(np.repeat(moons[: ROWS // 2], 2, axis=0))
+
+
+def test_the_density_of_heavy_tailed_data_integrates_to_one():
+    data = np.random.default_rng(0).standard_t(1.2, (ROWS, 1))
+    model = exact().fit(data)
+    assert model.density_.scaling.warped == (True,)
+    # The grid is even in arcsinh(x), so that it reaches as far as the tails do.
+    t, width = midpoint_grid([-25.0], [25.0], 20_000)
+    mass = width * np.sum(np.exp(model.score_samples(np.sinh(t))) * np.cosh(t[:, 0]))
+    assert abs(np.log(mass)) < 5 * model.density_.log_partition.standard_error + 1e-6
+
+
 def test_a_base_may_be_a_measure(model, moons):
     standardised = (moons - moons.mean(0)) / moons.std(0)
     same = exact(base=Gaussian.fitted(standardised)).fit(moons)
@@ -468,13 +480,15 @@ def test_f_is_the_log_ratio_of_density_and_base(model, moons):
     np.testing.assert_allclose(model.potential(moons) - model.density_.log_partition.value, log_ratio, atol=1e-8)
 
 
-def test_the_diagnosis_reads_as_a_verdict_with_numbers(model):
+def test_the_diagnosis_reads_as_a_verdict_with_numbers(model, tmp_path):
     diagnosis = model.diagnose()
     assert diagnosis.verdict in ("good", "fair", "poor")
     assert diagnosis.duality_gap >= 0.0
     assert diagnosis.f_gap < 0.05
     text = str(diagnosis)
     assert text.startswith("verdict:")
+    model.save(tmp_path / "model.kexpfam")
+    assert str(kexpfam.load(tmp_path / "model.kexpfam").diagnose()) == text
     assert all(name in text for name in ("log Z", "duality gap", "KL(sampler || density)", "effective share"))
 
 

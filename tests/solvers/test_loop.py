@@ -198,6 +198,7 @@ def test_an_interrupted_fit_is_a_usable_density(monkeypatch):
         solver=DDE(saddle=DoublyDual(**SMALL), steps=100, nodes=1024),
         lengthscale=0.8,
         rkhs_penalty=1e-2,
+        n_centres=10,
         random_state=0,
         progress=interrupt_at(1),
     ).fit(data)
