@@ -90,13 +90,7 @@ def test_an_infinite_lengthscale_switches_its_dimension_off(name, points):
     kernel, smaller = KERNELS[name](np.array([0.6, np.inf, 2.0])), KERNELS[name](np.array([0.6, 2.0]))
     kept = np.array([0, 2])
     np.testing.assert_allclose(kernel.gram(xs, zs), smaller.gram(xs[:, kept], zs[:, kept]), rtol=1e-12)
-    np.testing.assert_array_equal(kernel.active(3), kept)
     np.testing.assert_array_equal(kernel.frequencies(20, 3, key=jr.key(0))[:, 1], 0.0)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_single_lengthscale_leaves_all_dimensions_on(name):
-    np.testing.assert_array_equal(KERNELS[name](0.5).active(4), np.arange(4))
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -19,7 +19,7 @@ from kexpfam.density import Completion, Density
 from kexpfam.diagnostics import Diagnosis, diagnose
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, best_mixture
-from kexpfam.partition import log_partition
+from kexpfam.partition import METHODS, log_partition
 from kexpfam.potentials import KernelSpan, RandomFeatures, choose_centres
 from kexpfam.progress import Bar, Listener
 from kexpfam.sample import Sample, Scaling, constant_columns
@@ -148,7 +148,7 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
             return self._fit(X, listener)
 
     def _fit(self, X: np.ndarray, listener: Listener | None):
-        solver = self._checked_solver()
+        solver = self._checked_solver(X.shape[1])
         check_columns(X, self)
         seed_key, space_key, solve_key, partition_key = jr.split(key_from(self.random_state), 4)
         seed = int(jr.randint(seed_key, (), 0, 2**31 - 1))
@@ -193,8 +193,11 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
         k steps of HMC, which leaves the density itself invariant.
         """
         check_is_fitted(self, "density_")
-        if n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {n_samples}.")
+        if n_samples < 1 or n_samples != int(n_samples):
+            raise ValueError(f"n_samples must be a whole number of at least 1, got {n_samples}.")
+        if refine < 0 or refine != int(refine):
+            raise ValueError(f"refine must be a whole number of steps, 0 or more, got {refine}.")
+        n_samples = int(n_samples)
         key = key_from(random_state)
         if refine:
             return self.density_.refined_sample(n_samples, refine, key=key)
@@ -234,28 +237,35 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
             "solution": self.solution_,
             "selection": self.selection_,
         }
-        metadata = {"n_features_in": self.n_features_in_, "columns": getattr(self, "column_names_", None)}
+        frame = hasattr(self, "feature_names_in_")
+        columns = getattr(self, "column_names_", None)
+        metadata = {"n_features_in": self.n_features_in_, "columns": columns, "fitted_to_frame": frame}
         storage.save_tree(path, type(self).__name__, state, metadata)
 
     def _stored_params(self) -> dict:
         skipped = ("progress", "checkpoint", "random_state")
         return {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
 
-    def _checked_solver(self):
-        if self.kernel not in KERNELS:
-            raise ValueError(f"unknown kernel {self.kernel!r}: choose one of {', '.join(KERNELS)}.")
-        if isinstance(self.base, str) and self.base not in BASES:
-            raise ValueError(f"unknown base {self.base!r}: choose one of {', '.join(BASES)}, or pass a measure.")
-        if self.space not in SPACES:
-            raise ValueError(f"unknown space {self.space!r}: choose one of {', '.join(SPACES)}.")
-        if self.rkhs_penalty is not None and self.rkhs_penalty <= 0.0:
-            raise ValueError(f"rkhs_penalty must be positive, got {self.rkhs_penalty}.")
-        if self.lengthscale is not None and np.any(np.asarray(self.lengthscale, float) <= 0.0):
-            raise ValueError(f"lengthscale must be positive, got {self.lengthscale}.")
-        if not isinstance(self.solver, str):
+    def _checked_solver(self, width: int):
+        """Return the solver, once every setting is known to make sense."""
+        one_of("kernel", self.kernel, KERNELS)
+        one_of("space", self.space, SPACES)
+        one_of("normaliser", self.normaliser, METHODS)
+        if isinstance(self.base, str):
+            one_of("base", self.base, BASES)
+        if self.rkhs_penalty is not None and not 0.0 < self.rkhs_penalty < np.inf:
+            raise ValueError(f"rkhs_penalty must be positive and finite, got {self.rkhs_penalty}.")
+        if self.n_centres < 1:
+            raise ValueError(f"n_centres must be at least 1, got {self.n_centres}.")
+        if self.lengthscale is not None:
+            scales = np.asarray(self.lengthscale, float)
+            if scales.shape not in ((), (width,)):
+                raise ValueError(f"lengthscale must be a number or {width} of them, got shape {scales.shape}.")
+            if not np.all(scales > 0.0) or not np.any(np.isfinite(scales)):
+                raise ValueError(f"lengthscale must be positive, and finite in one dimension at least; got {self.lengthscale}.")
+        if hasattr(self.solver, "solve"):
             return self.solver
-        if self.solver not in SOLVERS:
-            raise ValueError(f"unknown solver {self.solver!r}: choose one of {', '.join(SOLVERS)}, or pass a solver.")
+        one_of("solver", self.solver, SOLVERS)
         return SOLVERS[self.solver]()
 
     def _space(self, sample: Sample, lengthscale, seed: int, *, key):
@@ -269,6 +279,12 @@ class KernelExpFamily(DensityMixin, BaseEstimator):
 def listening(progress: bool | Listener):
     """Return a context manager around the listener that ``progress`` asks for."""
     return Bar() if progress is True else contextlib.nullcontext(progress or None)
+
+
+def one_of(name: str, value, known) -> None:
+    """Raise unless the value is one of the known names."""
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
 
 
 def check_columns(X: np.ndarray, estimator) -> None:
@@ -297,6 +313,8 @@ def load(path):
     estimator.n_features_in_ = metadata["n_features_in"]
     if metadata["columns"] is not None:
         estimator.column_names_ = metadata["columns"]
+    if metadata["fitted_to_frame"]:
+        estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
     estimator.density_, estimator._task, estimator._training = state["density"], state["task"], state["training"]
     estimator.solution_, estimator.selection_ = state["solution"], state["selection"]
     return estimator

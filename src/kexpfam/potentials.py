@@ -142,6 +142,17 @@ class Tilt(eqx.Module):
         return _in_chunks(evaluate, points, np.zeros((len(points), 0)), rows_per_chunk)
 
 
+# Functions with a name of their own, because a model must be storable and picklable, and JAX's and Equinox's are not.
+def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return ``x / (1 + exp(-x))``."""
+    return jax.nn.silu(x)
+
+
+def identity(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x."""
+    return x
+
+
 class Network(eqx.Module):
     """A SiLU multilayer perceptron of a point and its condition."""
 
@@ -152,7 +163,7 @@ class Network(eqx.Module):
         cls, inputs: int, outputs: int | Literal["scalar"], *, width: int, depth: int, silent: bool, key: Key[Array, ""]
     ) -> Self:
         """Return a random network; a silent one has output 0 everywhere, so that its player starts at its anchor."""
-        mlp = eqx.nn.MLP(inputs, outputs, width, depth, jax.nn.silu, dtype=jnp.float32, key=key)
+        mlp = eqx.nn.MLP(inputs, outputs, width, depth, silu, identity, dtype=jnp.float32, key=key)
         if silent:
             last = lambda net: (net.layers[-1].weight, net.layers[-1].bias)
             mlp = eqx.tree_at(last, mlp, replace_fn=jnp.zeros_like)

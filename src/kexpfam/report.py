@@ -54,8 +54,11 @@ def plot_snapshots(estimator, *, most: int = 6) -> Figure:
         raise ValueError("this model has no snapshots: fit it with solver=DDE(snapshots=True).")
     steps = sorted(kept)
     chosen = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))]
+    dims = list(estimator.selection_.settings.dims)
+    if len(dims) < 2:
+        raise ValueError("snapshots are drawn in two coordinates, and f depends on one here; use plot_density.")
     snapshots = {step: kept[step][:, :2] for step in chosen}
-    data = estimator.density_.scaling.to_model(estimator.training_data_)[:, :2]
+    data = np.asarray(estimator.density_.scaling.to_model(estimator.training_data_))[:, dims[:2]]
     columns = min(len(snapshots), 3)
     rows = -(-len(snapshots) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 3.4 * rows), squeeze=False, layout="constrained")

@@ -60,7 +60,8 @@ class Scaling(eqx.Module):
         u = np.where(warped, np.arcsinh(u), u)
         centre = np.where(warped, u.mean(axis=0), 0.0)
         spread = np.where(warped, u.std(axis=0), 1.0)
-        return Scaling(*(jnp.asarray(part) for part in (shift, scale, centre, spread)), tuple(bool(w) for w in warped))
+        numbers = [jnp.asarray(part) for part in (shift, scale, centre, spread)]
+        return Scaling(numbers[0], numbers[1], numbers[2], numbers[3], tuple(bool(column) for column in warped))
 
     def to_model(self, values):
         u = (values - self.shift) / self.scale
@@ -72,7 +73,7 @@ class Scaling(eqx.Module):
         u = jnp.where(jnp.asarray(self.warped), jnp.sinh(u), u) if any(self.warped) else u
         return self.shift + self.scale * u
 
-    def log_jacobian(self, values: Float[Array, "n d"]) -> Float[Array, " n"]:
+    def log_jacobian(self, values) -> Float[Array, " n"]:
         """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
         u = (values - self.shift) / self.scale
         stretch = jnp.where(jnp.asarray(self.warped), 0.5 * jnp.log1p(u**2), 0.0)

@@ -147,9 +147,9 @@ class Search:
             if index not in scored:
                 path = self._path(sample, kind, base, dims, np.full(len(dims), scale * unit))
                 trials.extend(path)
+                scored[index] = max(path, key=lambda trial: trial.score)
                 if self.report is not None:
                     self.report(Report("selection", len(trials), 0, {"score": max(trial.score for trial in trials)}))
-                scored[index] = max(path, key=lambda trial: trial.score)
             return scored[index].score
 
         if self.lengthscale is not None:
@@ -243,17 +243,19 @@ def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -
     weights = np.where(labels == 1, len(draws) / len(data), 1.0)
     order = np.random.default_rng(seed).permutation(len(rows))
     training, held_out = order[: 2 * len(order) // 3], order[2 * len(order) // 3 :]
-    model = HistGradientBoostingClassifier(max_iter=60, random_state=seed)
-    model.fit(rows[training], labels[training], weights[training])
-    result = permutation_importance(
-        model,
-        rows[held_out],
-        labels[held_out],
-        scoring="neg_log_loss",
-        n_repeats=4,
-        random_state=seed,
-        sample_weight=weights[held_out],
-    )
+    # One thread: small trees gain nothing from more, and lose much on a busy machine.
+    with threadpool_limits(limits=1):
+        model = HistGradientBoostingClassifier(max_iter=60, random_state=seed)
+        model.fit(rows[training], labels[training], weights[training])
+        result = permutation_importance(
+            model,
+            rows[held_out],
+            labels[held_out],
+            scoring="neg_log_loss",
+            n_repeats=4,
+            random_state=seed,
+            sample_weight=weights[held_out],
+        )
     errors = result.importances_std / np.sqrt(result.importances.shape[1])
     relevant = np.flatnonzero(result.importances_mean > np.maximum(RELEVANCE_FLOOR, 3.0 * errors))
     return tuple(int(j) for j in relevant)

@@ -26,6 +26,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
+from kexpfam import potentials
 from kexpfam.version import __version__
 
 FORMAT, VERSION = "kexpfam", "1"
@@ -38,14 +39,16 @@ USE_THE_WRITER = "load the file with the version that wrote it"
 OWN_MODULE = re.compile(r"kexpfam(\.(?!__)\w+)*", re.ASCII)
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
+    "silu": potentials.silu,
+    "identity": potentials.identity,
+    "jax.silu": jax.nn.silu,
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "softplus": jax.nn.softplus,
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
     # Equinox's identity is an anonymous function that is public only as the default of this argument.
-    "identity": inspect.signature(eqx.nn.MLP.__init__).parameters["final_activation"].default,
+    "equinox.identity": inspect.signature(eqx.nn.MLP.__init__).parameters["final_activation"].default,
 }
 DTYPES = (
     *("bool", "float16", "float32", "float64"),

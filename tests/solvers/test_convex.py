@@ -106,7 +106,7 @@ def test_nodes_without_mass_can_go():
 
 def tilted_normal_problem(mean):
     """f(x) = w x over N(0, 1) on a grid: log Z = w^2 / 2, and p_f = N(w, 1)."""
-    nodes = grid_nodes(Gaussian(jnp.zeros(1), jnp.eye(1)), np.array([0]), np.linspace(-3.0, 3.0, 50)[:, None])
+    nodes = grid_nodes(Gaussian(jnp.zeros(1), jnp.eye(1)), np.linspace(-3.0, 3.0, 50)[:, None])
     return Likelihood(np.array([mean]), nodes.points[None], nodes.log_weights[None], np.ones(1))
 
 

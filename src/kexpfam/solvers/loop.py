@@ -93,8 +93,7 @@ def run(
     try:
         while int(state.step) < steps:
             first = int(state.step)
-            # The last chunk keeps the full length, so that no second program is compiled for the remainder.
-            keys = jax.vmap(lambda i: jr.fold_in(key, i))(first + jnp.arange(chunk))
+            keys = jax.vmap(lambda i: jr.fold_in(key, i))(first + jnp.arange(min(chunk, steps - first)))
             candidate, health = _chunk(problem, solver, state, keys)
             row = _flatten(health)
             if not _is_healthy(row):
@@ -104,11 +103,11 @@ def run(
             traces.append(row)
             if watch is not None:
                 watched[str(int(state.step))] = watch(state)
-            if report is not None:
-                health = {name: float(series[-1]) for name, series in row.items()}
-                report(Report("saddle", min(int(state.step), steps), steps, health))
             if checkpoint is not None:
                 checkpoint.write(state)
+            if report is not None:
+                health = {name: float(series[-1]) for name, series in row.items()}
+                report(Report("saddle", int(state.step), steps, health))
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     names = traces[0] if traces else {}
