@@ -217,7 +217,7 @@ def test_a_trace_that_is_not_there_is_one_line(run, model, tmp_path):
 def test_a_senseless_number_of_draws_is_one_line(run, model, tmp_path):
     code, _, err = run("sample", model, "-n", 0, "-o", tmp_path / "draws.csv")
     assert code == 2
-    assert "n_samples must be at least 1" in err
+    assert "n_samples must be a whole number of at least 1" in err
     assert not (tmp_path / "draws.csv").exists()
 
 

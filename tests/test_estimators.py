@@ -225,9 +225,9 @@ BAD_SETTINGS = {
     "base": ({"base": "guess"}, r"unknown base 'guess'.*gaussian, box, mixture"),
     "space": ({"space": "guess"}, r"unknown space 'guess'.*nystrom, full, random_features"),
     "normaliser": ({"normaliser": "guess"}, r"unknown normaliser 'guess'.*quadrature"),
-    "negative penalty": ({"rkhs_penalty": -1.0}, r"rkhs_penalty must be positive, got -1\.0"),
-    "penalty of zero": ({"rkhs_penalty": 0.0}, r"rkhs_penalty must be positive, got 0\.0"),
-    "negative length scale": ({"lengthscale": -1.0}, r"lengthscale must be positive, got -1\.0"),
+    "negative penalty": ({"rkhs_penalty": -1.0}, r"rkhs_penalty must be positive and finite, got -1\.0"),
+    "penalty of zero": ({"rkhs_penalty": 0.0}, r"rkhs_penalty must be positive and finite, got 0\.0"),
+    "negative length scale": ({"lengthscale": -1.0}, r"lengthscale must be positive.*got -1\.0"),
     "length scale of zero": ({"lengthscale": [1.0, 0.0]}, "lengthscale must be positive"),
 }
 

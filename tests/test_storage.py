@@ -119,10 +119,14 @@ def example_sampler() -> Sampler:
     return Sampler(example_mixture(), Residual(network), Box(jnp.full(2, -3.0), jnp.full(2, 3.0)))
 
 
+def example_scaling():
+    return Scaling(jnp.zeros(2), jnp.ones(2), jnp.zeros(2), jnp.ones(2), (False, True))
+
+
 def example_density() -> Density:
     span = example_span()
     tilt = Tilt(span, jnp.linspace(-1.0, 1.0, span.size), example_mixture())
-    return Density(tilt, example_sampler(), Scaling(jnp.zeros(2), jnp.ones(2)), Estimate(np.float64(0.1), 0.0, float("inf")))
+    return Density(tilt, example_sampler(), example_scaling(), Estimate(np.float64(0.1), 0.0, float("inf")), None)
 
 
 TREES = {
@@ -131,16 +135,16 @@ TREES = {
     "linear": lambda: eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(2)),
     "relu network": lambda: eqx.nn.MLP(2, 3, 4, 1, key=jr.key(2)),
     "kernel span": example_span,
-    "random features": lambda: RandomFeatures(jnp.ones((4, 2)), jnp.ones((4, 0)), (0, 1)),
+    "random features": lambda: RandomFeatures(jnp.ones((4, 2)), jnp.ones((4, 0))),
     "mixture": example_mixture,
     "joint mixture": lambda: JointMixture(example_mixture(), 1),
     "gaussian": lambda: Gaussian(jnp.zeros(2), jnp.eye(2)),
-    "scaling": lambda: Scaling(jnp.zeros(2), jnp.ones(2)),
+    "scaling": example_scaling,
     "sampler": example_sampler,
     "plain sampler": lambda: Sampler(example_mixture(), Identity(), example_mixture()),
     "free transport": lambda: Free.draw(3, 2, 0, width=4, depth=1, key=jr.key(3)),
     "settings": DoublyDual,
-    "named tuples": lambda: Run(Nodes(np.ones((2, 1)), np.zeros(2), None), Status.DIVERGED, {"gap": np.arange(4.0)}),
+    "named tuples": lambda: Run(Nodes(np.ones((2, 1)), np.zeros(2), None), Status.DIVERGED, {"gap": np.arange(4.0)}, {}),
     "density": example_density,
 }
 

@@ -177,7 +177,7 @@ def test_another_rate_or_penalty_or_number_of_steps_does_not_recompile(problem):
     first = go(problem, Counting(**SMALL), steps=5)
     compiled = len(TRACES)
     assert compiled >= 1
-    second = go(problem, Counting(f_rate=0.3, nu_rate=2e-3, transport_rate=3e-4, horizon=50.0, **SMALL), steps=12)
+    second = go(problem, Counting(f_rate=0.3, nu_rate=2e-3, transport_rate=3e-4, horizon=50.0, **SMALL), steps=10)
     heavier = eqx.tree_at(lambda p: p.rkhs_penalty, problem, jnp.asarray(0.5))
     go(heavier, Counting(**SMALL), steps=5)
     assert len(TRACES) == compiled
