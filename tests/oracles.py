@@ -1,10 +1,12 @@
 """Closed forms and slow, obvious twins that the tests hold the library against."""
 
+import contextlib
 import itertools
 from statistics import NormalDist
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from kexpfam.kernels import Linear
 from kexpfam.measures import Gaussian
@@ -70,3 +72,12 @@ def midpoint_grid(low, high, count: int) -> tuple[np.ndarray, float]:
     axes = [a + s * (np.arange(count) + 0.5) for a, s in zip(low, sizes, strict=True)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, low.size)
     return points, float(np.prod(sizes))
+
+
+@contextlib.contextmanager
+def with_constants(module, **values):
+    """Give constants of a module other values for a while: tests of one part can make the parts around it cheap."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setattr(module, name, value)
+        yield

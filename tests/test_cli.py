@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from oracles import with_constants
 
 import kexpfam
 from kexpfam import cli, diagnostics, estimators
@@ -15,11 +16,10 @@ ROWS = 40
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_fits():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COMPONENTS": 6, "DRAWS": 1000, "CANDIDATES": 3000}.items():
-            patch.setattr(reference, name, value)
-        for name, value in {"DRAWS": 500, "NODES": 2048}.items():
-            patch.setattr(diagnostics, name, value)
+    with (
+        with_constants(reference, COMPONENTS=6, DRAWS=1000, CANDIDATES=3000),
+        with_constants(diagnostics, DRAWS=500, NODES=2048),
+    ):
         yield
 
 

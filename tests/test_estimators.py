@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-from oracles import midpoint_grid
+from oracles import midpoint_grid, with_constants
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
@@ -59,11 +59,10 @@ CHECKED = KernelExpFamily(
 @pytest.fixture(scope="module", autouse=True)
 def quick_distillation():
     """Shrink the mixture that serves as sampler: the tests are about the face."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COMPONENTS": 6, "DRAWS": 1000, "CANDIDATES": 3000}.items():
-            patch.setattr(reference, name, value)
-        for name, value in {"DRAWS": 500, "NODES": 2048}.items():
-            patch.setattr(diagnostics, name, value)
+    with (
+        with_constants(reference, COMPONENTS=6, DRAWS=1000, CANDIDATES=3000),
+        with_constants(diagnostics, DRAWS=500, NODES=2048),
+    ):
         yield
 
 

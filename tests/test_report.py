@@ -2,6 +2,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from oracles import with_constants
 
 from kexpfam import DDE, DoublyDual, KernelExpFamily, report
 from kexpfam.solvers import reference
@@ -11,9 +12,7 @@ LENGTHSCALES = {1: 1.0, 2: 1.0, 4: [1.0, 1.0, np.inf, np.inf]}
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_distillation():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COMPONENTS": 4, "DRAWS": 500, "CANDIDATES": 1500}.items():
-            patch.setattr(reference, name, value)
+    with with_constants(reference, COMPONENTS=4, DRAWS=500, CANDIDATES=1500):
         yield
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from oracles import midpoint_grid
+from oracles import midpoint_grid, with_constants
 
 from kexpfam import DDE, DoublyDual, KernelExpFamily, kernels
 from kexpfam.datasets import two_moons
@@ -24,9 +24,7 @@ TRACE = {
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_distillation():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COMPONENTS": 16, "DRAWS": 3000, "CANDIDATES": 10_000}.items():
-            patch.setattr(reference, name, value)
+    with with_constants(reference, COMPONENTS=16, DRAWS=3000, CANDIDATES=10_000):
         yield
 
 

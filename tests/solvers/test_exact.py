@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from oracles import linear_space, midpoint_grid, normal
+from oracles import linear_space, midpoint_grid, normal, with_constants
 
 from kexpfam import kernels
 from kexpfam.datasets import two_moons
@@ -20,9 +20,7 @@ PENALTY = 1e-3
 @pytest.fixture(scope="module", autouse=True)
 def quick_distillation():
     """Shrink the mixture that serves as sampler: the tests are about f."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COMPONENTS": 8, "DRAWS": 2000, "CANDIDATES": 6000}.items():
-            patch.setattr(reference, name, value)
+    with with_constants(reference, COMPONENTS=8, DRAWS=2000, CANDIDATES=6000):
         yield
 
 
