@@ -2,8 +2,9 @@
 
     python benchmarks/speed.py            # prints and appends a record; PyTorch is measured if it is installed
 
-Sizes: two moons, 1,000 training points, noise of width 128, hidden layers of width 128 (3 of them), batches of 128, 5 sampler
-updates per f update and 3 nu updates per sampler update, clipping at 5, base = box.
+Sizes of the released two-moons experiment: 1,000 training points, all of them centres; noise and hidden ReLU layers of width
+128; 4 linear layers in the sampler and 3 in nu; batches of 100; 5 sampler updates per f update, 3 nu updates per sampler
+update; clipping at 5; base = box.
 """
 
 import json
@@ -29,7 +30,8 @@ from kexpfam.potentials import KernelSpan  # noqa: E402
 from kexpfam.sample import Sample  # noqa: E402
 from kexpfam.solvers.loop import run  # noqa: E402
 
-POINTS, WIDTH, HIDDEN, NOISE, BATCH = 1000, 128, 3, 128, 128
+POINTS, WIDTH, NOISE, BATCH = 1000, 128, 128, 100
+HIDDEN = {"transport": 3, "nu": 2}
 ROUNDS, REPEATS = 150, 5
 RECORDS = Path(__file__).parent / "records" / "speed.jsonl"
 
@@ -43,7 +45,8 @@ def jax_rounds():
     space = KernelSpan(kernel, kernel, sample, span.whitening.astype(jnp.float32))
     low, high = (jnp.asarray(side, jnp.float32) for side in (points.min(0) - 1.0, points.max(0) + 1.0))
     problem = Problem(sample, Box(low, high), space, StandardNormal(NOISE), jnp.float32(0.0), jnp.float32(1.0), anchored=False)
-    solver = DoublyDual(nu_rate=1e-4, transport_rate=1e-4, width=WIDTH, depth=HIDDEN, batch_size=BATCH)
+    depths = {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
+    solver = DoublyDual(nu_rate=1e-4, transport_rate=1e-4, width=WIDTH, batch_size=BATCH, activation="relu", **depths)
     state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
     return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
 
@@ -58,12 +61,12 @@ def torch_rounds():
     gamma = 0.5 / lengthscale_from_ratio(0.1, median_distance(points.numpy())) ** 2
     low, high = points.min(0).values - 1.0, points.max(0).values + 1.0
 
-    def network(inputs, outputs):
-        widths = [inputs, *[WIDTH] * HIDDEN]
-        layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.SiLU())]
+    def network(inputs, outputs, hidden):
+        widths = [inputs, *[WIDTH] * hidden]
+        layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
 
-    g, nu = network(NOISE, 2), network(2, 1)
+    g, nu = network(NOISE, 2, HIDDEN["transport"]), network(2, 1, HIDDEN["nu"])
     weights = torch.zeros(POINTS, requires_grad=True)
     players = {"f": [weights], "g": list(g.parameters()), "nu": list(nu.parameters())}
     optimisers = {name: torch.optim.Adam(parameters, 1e-4, betas=(0.5, 0.99)) for name, parameters in players.items()}

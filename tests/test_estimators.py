@@ -32,7 +32,11 @@ ROWS, DRAWS = 60, 1000
 # Few centres keep the number of features, and with it the compiled programs, the same for all data.
 SETTINGS = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 15, "random_state": 0}
 COARSE = Exact(fineness=0.5)
-SMALL = DDE(saddle=DoublyDual(width=8, depth=1, batch_size=32, transport_updates=2, nu_updates=1), steps=5, nodes=1024)
+SMALL = DDE(
+    saddle=DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=2, nu_updates=1),
+    steps=5,
+    nodes=1024,
+)
 
 
 class Quick(eqx.Module):

@@ -51,7 +51,7 @@ class AbstractRadial(AbstractStationary):
 
     @abc.abstractmethod
     def profile(self, squared: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return the kernel at squared scaled distance ``squared``."""
+        """Return the kernel at squared scaled distance ``squared``, which rounding may bring just below 0."""
 
     @abc.abstractmethod
     def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
@@ -61,10 +61,9 @@ class AbstractRadial(AbstractStationary):
         return self.profile(jnp.sum(jnp.square((x - z) / self.lengthscale)))
 
     def gram(self, xs, zs):
-        # |x|^2 + |z|^2 - 2 x.z costs one matrix product instead of an n x m x d array.
+        # |x|^2 + |z|^2 - 2 x.z costs one matrix product instead of an n x m x d array; a profile takes its rounding below 0.
         xs, zs = xs / self.lengthscale, zs / self.lengthscale
-        squared = jnp.sum(xs**2, 1)[:, None] + jnp.sum(zs**2, 1) - 2.0 * xs @ zs.T
-        return self.profile(jnp.maximum(squared, 0.0))
+        return self.profile(jnp.sum(xs**2, 1)[:, None] + jnp.sum(zs**2, 1) - 2.0 * xs @ zs.T)
 
     def frequencies(self, count, dim, *, key):
         scale_key, normal_key = jr.split(key)

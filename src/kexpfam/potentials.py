@@ -148,22 +148,38 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.silu(x)
 
 
+def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return ``max(x, 0)``."""
+    return jax.nn.relu(x)
+
+
 def identity(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return x."""
     return x
 
 
+ACTIVATIONS = {"silu": silu, "relu": relu}
+
+
 class Network(eqx.Module):
-    """A SiLU multilayer perceptron of a point and its condition."""
+    """A multilayer perceptron of a point and its condition."""
 
     mlp: eqx.nn.MLP
 
     @classmethod
     def draw(
-        cls, inputs: int, outputs: int | Literal["scalar"], *, width: int, depth: int, silent: bool, key: Key[Array, ""]
+        cls,
+        inputs: int,
+        outputs: int | Literal["scalar"],
+        *,
+        width: int,
+        depth: int,
+        silent: bool,
+        activation: str = "silu",
+        key: Key[Array, ""],
     ) -> Self:
         """Return a random network; a silent one has output 0 everywhere, so that its player starts at its anchor."""
-        mlp = eqx.nn.MLP(inputs, outputs, width, depth, silu, identity, dtype=jnp.float32, key=key)
+        mlp = eqx.nn.MLP(inputs, outputs, width, depth, ACTIVATIONS[activation], identity, dtype=jnp.float32, key=key)
         if silent:
             last = lambda net: (net.layers[-1].weight, net.layers[-1].bias)
             mlp = eqx.tree_at(last, mlp, replace_fn=jnp.zeros_like)

@@ -40,9 +40,10 @@ OWN_MODULE = re.compile(r"kexpfam(\.(?!__)\w+)*", re.ASCII)
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {
     "silu": potentials.silu,
+    "relu": potentials.relu,
     "identity": potentials.identity,
     "jax.silu": jax.nn.silu,
-    "relu": jax.nn.relu,
+    "jax.relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "softplus": jax.nn.softplus,
     "sigmoid": jax.nn.sigmoid,

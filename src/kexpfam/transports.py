@@ -28,8 +28,9 @@ class Residual(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, dim: int, condition_dim: int, *, width: int, depth: int, key: Key[Array, ""]) -> Self:
-        return cls(Network.draw(dim + condition_dim, dim, width=width, depth=depth, silent=True, key=key))
+    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> Self:
+        """Return the identity; ``shape`` is the network's width, depth and activation."""
+        return cls(Network.draw(dim + condition_dim, dim, silent=True, key=key, **shape))
 
     def __call__(self, noise, condition):
         return noise + self.network(noise, condition)
@@ -41,8 +42,9 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, width: int, depth: int, key: Key[Array, ""]) -> Self:
-        return cls(Network.draw(noise_dim + condition_dim, dim, width=width, depth=depth, silent=False, key=key))
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> Self:
+        """Return a random map; ``shape`` is the network's width, depth and activation."""
+        return cls(Network.draw(noise_dim + condition_dim, dim, silent=False, key=key, **shape))
 
     def __call__(self, noise, condition):
         return self.network(noise, condition)

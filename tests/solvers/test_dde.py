@@ -15,7 +15,7 @@ from kexpfam.solvers import reference
 from kexpfam.solvers.loop import Status, run
 
 SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
-SMALL = DoublyDual(width=16, depth=2, batch_size=128)
+SMALL = DoublyDual(width=16, transport_depth=2, nu_depth=2, batch_size=128)
 TRACE = {
     *("data_fit", "model_fit", "kl_dual", "penalty", "value"),
     *("sampler_gap", "effective_share", "f_gradient"),
@@ -128,7 +128,7 @@ def problem():
 @pytest.mark.parametrize(("player", "climbs"), [("f", True), ("nu", True), ("transport", False)])
 def test_a_solver_in_which_one_player_moves_moves_the_value_its_way(problem, player, climbs):
     rates = {"f_rate": 0.0, "nu_rate": 0.0, "transport_rate": 0.0} | {f"{player}_rate": 1e-2}
-    solver = DoublyDual(width=8, depth=2, batch_size=256, **rates)
+    solver = DoublyDual(width=8, transport_depth=2, nu_depth=2, batch_size=256, **rates)
     state = solver.init(problem, jnp.full(problem.space.size, 0.5), key=jr.key(0))
     # nu at its anchor is at its best, so it starts beside it.
     jiggled = state.point.nu.mlp.layers[-1].weight + 0.3
@@ -155,7 +155,7 @@ def test_a_negative_number_of_steps_is_refused():
         DDE(steps=-1)
 
 
-@pytest.mark.parametrize("name", ["transport_updates", "nu_updates", "batch_size", "width", "depth"])
+@pytest.mark.parametrize("name", ["transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"])
 def test_sizes_of_the_saddle_search_are_at_least_one(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         DoublyDual(**{name: 0})

@@ -4,7 +4,7 @@ One step is one update of f; for each, ``transport_updates`` of the sampler; for
 gradient is one of the same saddle function, clipped by its norm.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,9 +14,9 @@ import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.objective import Point, Problem, SaddleTerms, carry, draw_batch, evaluate_nu, saddle_terms
-from kexpfam.potentials import Network
+from kexpfam.potentials import ACTIVATIONS, Network
 from kexpfam.solvers.loop import scan
-from kexpfam.transports import AbstractTransport, Free, Residual, draw_each
+from kexpfam.transports import AbstractTransport, Free, Residual
 
 
 class Health(NamedTuple):
@@ -55,12 +55,16 @@ class DoublyDual(eqx.Module):
     nu_updates: int = eqx.field(default=3, static=True)
     batch_size: int = eqx.field(default=512, static=True)
     width: int = eqx.field(default=64, static=True)
-    depth: int = eqx.field(default=3, static=True)
+    transport_depth: int = eqx.field(default=3, static=True)
+    nu_depth: int = eqx.field(default=3, static=True)
+    activation: str = eqx.field(default="silu", static=True)
 
     def __check_init__(self):
-        for name in ("transport_updates", "nu_updates", "batch_size", "width", "depth"):
+        for name in ("transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
         if self.clip <= 0.0:
             raise ValueError(f"clip must be positive, got {self.clip}.")
 
@@ -68,14 +72,15 @@ class DoublyDual(eqx.Module):
         """Return the start: given f, a transport that carries noise to itself (or a random one), nu at its anchor."""
         nu_key, transport_key = jr.split(key)
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
-        sizes = {"width": self.width, "depth": self.depth}
-        nu = Network.draw(dim + condition_dim, "scalar", silent=True, key=nu_key, **sizes)
+        shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
+        nu = Network.draw(dim + condition_dim, "scalar", silent=True, key=nu_key, depth=self.nu_depth, **shape)
+        shape["depth"] = self.transport_depth
         transport: AbstractTransport
         if problem.anchored:
-            transport = Residual.draw(dim, condition_dim, key=transport_key, **sizes)
+            transport = Residual.draw(dim, condition_dim, key=transport_key, **shape)
         else:
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
-            transport = Free.draw(noise_dim, dim, condition_dim, key=transport_key, **sizes)
+            transport = Free.draw(noise_dim, dim, condition_dim, key=transport_key, **shape)
         optimiser = self._optimiser()
         return State(
             point=Point(f_weights, nu, transport),
@@ -86,48 +91,49 @@ class DoublyDual(eqx.Module):
         )
 
     def step(self, problem: Problem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
-        """Return the state after one update of f, and how the saddle point looks from there."""
-        transport_key, f_key = jr.split(key)
+        """Return the state after one update of f, and how the saddle point looked just before that update."""
+        # All batches of the step in one call: on a CPU the many small calls of a random generator cost more than its numbers.
+        draws = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
+        inner_key, f_key = jr.split(key)
+        inner = jax.vmap(draws)(jr.split(inner_key, (self.transport_updates, self.nu_updates + 1)))
         decay = jnp.maximum(0.1, 1.0 - 0.9 * state.step / self.horizon)
-        update = lambda state, key: (self._move_transport(problem, state, decay, key), None)
-        state, _ = scan(update, state, jr.split(transport_key, self.transport_updates))
-        batch_key, health_key = jr.split(f_key)
-        batch = draw_batch(problem, self.batch_size, key=batch_key)
+        update = lambda state, batches: (self._move_transport(problem, state, decay, batches), None)
+        state, _ = scan(update, state, inner)
+        batch = draw_batch(problem, self.batch_size, key=f_key)
         gradient = _gradient(problem, state.point, batch, lambda point: point.f_weights)
         norm = jnp.linalg.norm(gradient)
+        health = self._health(problem, state.point, batch, norm)
         stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
         point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
         averaged = _averaged(state.averaged, point.transport, self.averaging)
         state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
-        return state, self._health(problem, state, batch, norm, key=health_key)
+        return state, health
 
-    def _move_transport(self, problem, state, decay, key):
-        nu_key, batch_key = jr.split(key)
-        update = lambda state, key: (self._move_nu(problem, state, decay, key), None)
-        state, _ = scan(update, state, jr.split(nu_key, self.nu_updates))
-        batch = draw_batch(problem, self.batch_size, key=batch_key)
+    def _move_transport(self, problem, state, decay, batches):
+        update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
+        state, _ = scan(update, state, jax.tree.map(lambda rows: rows[:-1], batches))
+        batch = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = _gradient(problem, state.point, batch, lambda point: point.transport)
         updates, moments = self._optimiser().update(gradient, state.transport_moments)
         transport = _stepped(state.point.transport, updates, -decay * self.transport_rate)
         where = lambda s: (s.point.transport, s.transport_moments)
         return eqx.tree_at(where, state, (transport, moments))
 
-    def _move_nu(self, problem, state, decay, key):
-        batch = draw_batch(problem, self.batch_size, key=key)
+    def _move_nu(self, problem, state, decay, batch):
         gradient = _gradient(problem, state.point, batch, lambda point: point.nu)
         updates, moments = self._optimiser().update(gradient, state.nu_moments)
         nu = _stepped(state.point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
 
-    def _health(self, problem, state, batch, norm, *, key):
+    def _health(self, problem, point, batch, norm):
+        # On the points that the gradient of f has just been taken at, so that it costs next to nothing.
         condition = batch.data.condition
-        noise = draw_each(problem.reference, condition, key=key)
-        moved = carry(problem, state.averaged, noise, condition)
-        log_ratio = problem.inverse_temperature * problem.space.evaluate(state.point.f_weights, moved, condition)
-        log_ratio = log_ratio - evaluate_nu(problem, state.point.nu, moved, condition)
+        moved = carry(problem, point.transport, batch.noise, condition)
+        log_ratio = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
+        log_ratio = log_ratio - evaluate_nu(problem, point.nu, moved, condition)
         gap = jax.nn.logsumexp(log_ratio) - jnp.log(log_ratio.size) - jnp.mean(log_ratio)
         share = jnp.exp(2 * jax.nn.logsumexp(log_ratio) - jax.nn.logsumexp(2 * log_ratio)) / log_ratio.size
-        return Health(saddle_terms(state.point, problem, batch), gap, share, norm)
+        return Health(saddle_terms(point, problem, batch), gap, share, norm)
 
     def _optimiser(self):
         # Little momentum: in a saddle point the other players' moves make old gradients stale.

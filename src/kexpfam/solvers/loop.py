@@ -50,20 +50,21 @@ class Run(NamedTuple):
     watched: dict[str, np.ndarray]
 
 
-def scan(update, state, keys):
-    """Scan ``update(state, key) -> (state, info)`` over keys, with a state that holds functions besides arrays."""
+def scan(update, state, inputs):
+    """Scan ``update(state, input) -> (state, info)`` over inputs, with a state that holds functions besides arrays."""
     arrays, rest = eqx.partition(state, eqx.is_array)
 
-    def body(arrays, key):
-        new, info = update(eqx.combine(arrays, rest), key)
+    def body(arrays, one):
+        new, info = update(eqx.combine(arrays, rest), one)
         return eqx.filter(new, eqx.is_array), info
 
-    arrays, infos = jax.lax.scan(body, arrays, keys)
+    arrays, infos = jax.lax.scan(body, arrays, inputs)
     return eqx.combine(arrays, rest), infos
 
 
 @eqx.filter_jit
-def _chunk(problem, solver, state, keys):
+def _chunk(problem, solver, state, key, length: int):
+    keys = jax.vmap(lambda i: jr.fold_in(key, i))(state.step + jnp.arange(length))
     return scan(lambda state, key: solver.step(problem, state, key=key), state, keys)
 
 
@@ -92,9 +93,8 @@ def run(
     watched = {} if watch is None else {str(int(state.step)): watch(state)}
     try:
         while int(state.step) < steps:
-            first = int(state.step)
-            keys = jax.vmap(lambda i: jr.fold_in(key, i))(first + jnp.arange(min(chunk, steps - first)))
-            candidate, health = _chunk(problem, solver, state, keys)
+            with jax.threefry_partitionable(False):  # half the work per number, and no one shards these draws
+                candidate, health = _chunk(problem, solver, state, key, min(chunk, steps - int(state.step)))
             row = _flatten(health)
             if not _is_healthy(row):
                 status = Status.DIVERGED
