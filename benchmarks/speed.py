@@ -26,7 +26,7 @@ from kexpfam.kernels import Gaussian as GaussianKernel  # noqa: E402
 from kexpfam.kernels import lengthscale_from_ratio, median_distance  # noqa: E402
 from kexpfam.measures import Box, StandardNormal  # noqa: E402
 from kexpfam.objective import Problem  # noqa: E402
-from kexpfam.potentials import KernelSpan  # noqa: E402
+from kexpfam.potentials import Constant, FeatureSpace, KernelSpan  # noqa: E402
 from kexpfam.sample import Sample  # noqa: E402
 from kexpfam.solvers.loop import run  # noqa: E402
 
@@ -41,8 +41,8 @@ def jax_rounds():
     points = datasets.two_moons().sample(POINTS, random_state=0).astype(np.float32)
     sample = Sample.unconditional(points)
     kernel = GaussianKernel(jnp.float32(lengthscale_from_ratio(0.1, median_distance(points))))
-    span = KernelSpan.build(kernel, kernel, sample)  # all training points are centres
-    space = KernelSpan(kernel, kernel, sample, span.whitening.astype(jnp.float32))
+    span = KernelSpan.build(kernel, points)  # all training points are centres
+    space = FeatureSpace(Constant(), KernelSpan(kernel, span.centres, span.whitening.astype(jnp.float32)))
     low, high = (jnp.asarray(side, jnp.float32) for side in (points.min(0) - 1.0, points.max(0) + 1.0))
     problem = Problem(sample, Box(low, high), space, StandardNormal(NOISE), jnp.float32(0.0), jnp.float32(1.0), anchored=False)
     depths = {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from kexpfam.kernels import Linear
 from kexpfam.measures import Gaussian
-from kexpfam.potentials import KernelSpan, Tilt
+from kexpfam.potentials import FeatureSpace, Tilt
 from kexpfam.sample import Sample
 
 LOG_TWO_PI = np.log(2.0 * np.pi)
@@ -21,9 +21,9 @@ def normal(mean: float = 0.0) -> Gaussian:
     return Gaussian(jnp.array([mean]), jnp.eye(1))
 
 
-def linear_space() -> KernelSpan:
+def linear_space() -> FeatureSpace:
     """Return the space of ``f(x) = slope * x`` on the line: one feature, which is x up to its sign."""
-    return KernelSpan.build(Linear(), Linear(), Sample.unconditional(jnp.array([[1.0]])))
+    return FeatureSpace.of_kernels(Linear(), Linear(), Sample.unconditional(jnp.array([[1.0]])))
 
 
 def tilted_normal(slope: float) -> Tilt:

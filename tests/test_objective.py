@@ -11,7 +11,7 @@ from oracles import linear_space, log_ratio, normal, normal_divergence, normal_q
 from kexpfam.kernels import Gaussian
 from kexpfam.measures import Box
 from kexpfam.objective import Batch, Point, Problem, anchor, carry, draw_batch, evaluate_nu, saddle_terms
-from kexpfam.potentials import KernelSpan, Network
+from kexpfam.potentials import FeatureSpace, Network
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
 from kexpfam.transports import AbstractTransport, Identity, Residual
@@ -42,7 +42,7 @@ def anchored_normal(mean, *, space=None, penalty=PENALTY, inverse_temperature=1.
 
 
 def kernel_space():
-    return KernelSpan.build(Gaussian(0.8), Gaussian(0.8), Sample.unconditional(np.linspace(-2.0, 3.0, 7)[:, None]))
+    return FeatureSpace.of_kernels(Gaussian(0.8), Gaussian(0.8), Sample.unconditional(np.linspace(-2.0, 3.0, 7)[:, None]))
 
 
 def at_anchor(problem, transport=None):
@@ -189,7 +189,7 @@ def test_primal_and_dual_agree_on_a_finite_domain(penalty):
     features = kernel_space().matrix(points, np.zeros((25, 0)))
     data = np.random.default_rng(0).normal(1.0, 0.5, (40, 1))
     mean = kernel_space().matrix(data, np.zeros((40, 0))).mean(0)
-    problem = convex.Likelihood(mean, features[None], np.log(base)[None], np.ones(1))
+    problem = convex.Likelihood.unconditional(mean, features, np.log(base))
     primal = convex.maximise(problem, penalty, np.zeros(mean.size), tolerance=1e-14)
 
     def dual(logits):

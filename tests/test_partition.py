@@ -10,7 +10,7 @@ from kexpfam.density import Density
 from kexpfam.estimators import KernelExpFamily
 from kexpfam.measures import Gaussian
 from kexpfam.partition import METHODS, Estimate, by_importance, by_quadrature, by_smc, log_mean_exp, log_partition
-from kexpfam.potentials import KernelSpan, Tilt
+from kexpfam.potentials import FeatureSpace, Tilt
 from kexpfam.sample import Sample, Scaling
 from kexpfam.transports import Identity, Sampler
 
@@ -48,7 +48,7 @@ def test_tempered_smc_has_the_closed_form(slope):
 
 def test_smc_that_does_not_arrive_has_an_infinite_error(monkeypatch):
     monkeypatch.setattr(partition, "SMC_STAGES", 1)
-    space = KernelSpan.build(kernels.Linear(), kernels.Linear(), Sample.unconditional(jnp.eye(2)))
+    space = FeatureSpace.of_kernels(kernels.Linear(), kernels.Linear(), Sample.unconditional(jnp.eye(2)))
     tilt = Tilt(space, jnp.full(2, 6.0), Gaussian(jnp.zeros(2), jnp.eye(2)))
     estimate = by_smc(tilt, 2, key=jr.key(0))
     assert estimate.standard_error == np.inf
@@ -59,7 +59,7 @@ def test_smc_that_does_not_arrive_has_an_infinite_error(monkeypatch):
 def test_every_method_finds_the_same_normaliser(method):
     # A sum of two bumps over the plane's standard normal.
     centres = Sample.unconditional(np.array([[-1.0, 0.5], [1.0, -0.5]]))
-    space = KernelSpan.build(kernels.Gaussian(0.7), kernels.Gaussian(1.0), centres)
+    space = FeatureSpace.of_kernels(kernels.Gaussian(0.7), kernels.Gaussian(1.0), centres)
     tilt = Tilt(space, jnp.array([0.5, 1.5]), Gaussian(jnp.zeros(2), jnp.eye(2)))
     estimate = log_partition(tilt, tilt.base, np.tile(DATA, (1, 2)), method=method, key=jr.key(0))
     points, volume = midpoint_grid([-8.0, -8.0], [8.0, 8.0], 300)
@@ -71,7 +71,7 @@ def test_every_method_finds_the_same_normaliser(method):
 
 
 def test_quadrature_of_many_dimensions_is_refused_with_the_way_out():
-    space = KernelSpan.build(kernels.Gaussian(1.0), kernels.Gaussian(1.0), Sample.unconditional(np.eye(4)))
+    space = FeatureSpace.of_kernels(kernels.Gaussian(1.0), kernels.Gaussian(1.0), Sample.unconditional(np.eye(4)))
     tilt = Tilt(space, jnp.zeros(space.size), Gaussian(jnp.zeros(4), jnp.eye(4)))
     with pytest.raises(ValueError, match=r"at most 3 dimensions; use 'importance' or 'smc'"):
         log_partition(tilt, tilt.base, np.tile(DATA, (1, 4)), method="quadrature", key=jr.key(0))

@@ -8,7 +8,17 @@ from oracles import gram, normal, tilted_normal
 
 from kexpfam import kernels
 from kexpfam.measures import Gaussian
-from kexpfam.potentials import KernelSpan, Network, RandomFeatures, Tilt, choose_centres
+from kexpfam.potentials import (
+    EIGENVALUE_FLOOR,
+    Constant,
+    FeatureSpace,
+    KernelSpan,
+    Network,
+    RandomFeatures,
+    Tilt,
+    choose_centres,
+    outer_features,
+)
 from kexpfam.sample import Sample
 from kexpfam.transports import Free, Residual
 
@@ -35,7 +45,7 @@ def slow_gram(kernel, first: Sample, second: Sample) -> np.ndarray:
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_features_at_the_centres_reproduce_the_gram_matrix(kernel, sample):
-    space = KernelSpan.build(kernel, CONDITION_KERNEL, sample)
+    space = FeatureSpace.of_kernels(kernel, CONDITION_KERNEL, sample)
     features = space.features(sample.target, sample.condition)
     np.testing.assert_allclose(features @ features.T, slow_gram(kernel, sample, sample), atol=1e-9)
 
@@ -43,7 +53,7 @@ def test_features_at_the_centres_reproduce_the_gram_matrix(kernel, sample):
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_an_expansion_in_kernels_has_the_same_values_and_norm_in_features(kernel, sample):
     # f = sum_j a_j k(z_j, .) has |f|^2 = a K a, and its weights are the features of the centres summed with a.
-    space = KernelSpan.build(kernel, CONDITION_KERNEL, sample)
+    space = FeatureSpace.of_kernels(kernel, CONDITION_KERNEL, sample)
     coefficients = np.random.default_rng(1).normal(size=len(sample))
     weights = coefficients @ np.asarray(space.features(sample.target, sample.condition))
     matrix = slow_gram(kernel, sample, sample)
@@ -54,16 +64,146 @@ def test_an_expansion_in_kernels_has_the_same_values_and_norm_in_features(kernel
     np.testing.assert_allclose(values, slow_gram(kernel, elsewhere, sample) @ coefficients, atol=1e-8)
 
 
-def random_features(sample: Sample) -> RandomFeatures:
-    return RandomFeatures.draw(kernels.Gaussian(0.7), CONDITION_KERNEL, sample, count=20, key=jr.key(0))
+def kernel_span(dim: int) -> KernelSpan:
+    return KernelSpan.build(kernels.Gaussian(0.7), np.random.default_rng(6).normal(size=(12, dim)))
 
 
-def span(sample: Sample) -> KernelSpan:
-    return KernelSpan.build(kernels.Gaussian(0.7), CONDITION_KERNEL, sample)
+def random_features(dim: int) -> RandomFeatures:
+    return RandomFeatures.draw(kernels.Gaussian(0.7), dim, count=20, key=jr.key(0))
 
 
-@pytest.mark.parametrize("build", [span, random_features])
-def test_evaluate_is_features_times_weights(build, sample):
+SPANS = {"kernel span": kernel_span, "random features": random_features, "constant": lambda dim: Constant()}
+every_span = pytest.mark.parametrize("build", SPANS.values(), ids=SPANS)
+
+
+@every_span
+def test_evaluate_is_features_times_weights(build):
+    points, span = jr.normal(jr.key(2), (7, 2)), build(2)
+    weights = jr.normal(jr.key(1), (span.size,))
+    features = span.features(points)
+    assert features.shape == (7, span.size)
+    np.testing.assert_allclose(span.evaluate(weights, points), features @ weights, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 5, 12, 100])
+@every_span
+def test_a_matrix_in_chunks_is_the_matrix_in_one_piece(build, rows_per_chunk):
+    points, span = jr.normal(jr.key(2), (12, 2)), build(2)
+    chunked = span.matrix(np.asarray(points), rows_per_chunk=rows_per_chunk)
+    assert isinstance(chunked, np.ndarray)
+    np.testing.assert_allclose(chunked, span.features(points), atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [0, 3])
+def test_the_constant_span_is_one_everywhere(dim):
+    points = np.random.default_rng(0).normal(size=(5, dim))
+    np.testing.assert_array_equal(Constant().features(jnp.asarray(points)), np.ones((5, 1)))
+    np.testing.assert_array_equal(Constant().matrix(points), np.ones((5, 1)))
+    assert Constant().size == 1
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_a_kernel_span_projects_the_kernel_on_its_centres(kernel):
+    # Features are orthonormal in the RKHS, so their products are those of the projections: k(x, Z) K^-1 k(Z, x).
+    centres, points = np.random.default_rng(0).normal(size=(10, 2)), np.random.default_rng(1).normal(size=(6, 2))
+    features = np.asarray(KernelSpan.build(kernel, centres).features(jnp.asarray(points)))
+    cross = gram(kernel, points, centres)
+    projected = cross @ np.linalg.solve(gram(kernel, centres, centres), cross.T)
+    np.testing.assert_allclose(features @ features.T, projected, atol=1e-9)
+
+
+def test_repeated_centres_add_no_direction():
+    points = np.random.default_rng(0).normal(size=(6, 2))
+    once, twice = (KernelSpan.build(kernels.Gaussian(0.7), centres) for centres in (points, np.tile(points, (2, 1))))
+    assert once.size == twice.size == 6
+    elsewhere = jnp.asarray(np.random.default_rng(1).normal(size=(4, 2)))
+    projections = [span.features(elsewhere) @ span.features(elsewhere).T for span in (once, twice)]
+    np.testing.assert_allclose(projections[0], projections[1], atol=1e-9)
+
+
+def test_a_rank_keeps_the_largest_directions():
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    span = KernelSpan.build(kernels.Gaussian(0.7), points, rank=5)
+    assert span.size == 5
+    features = np.asarray(span.features(jnp.asarray(points)))
+    values = np.linalg.eigvalsh(gram(kernels.Gaussian(0.7), points, points))
+    np.testing.assert_allclose(np.linalg.eigvalsh(features.T @ features), values[-5:], rtol=1e-8)
+
+
+@pytest.mark.parametrize("floor", [EIGENVALUE_FLOOR, 1e-4, 1e-2])
+def test_a_floor_keeps_the_directions_above_that_share_of_the_largest(floor):
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    span = KernelSpan.build(kernels.Gaussian(2.0), points, floor=floor)
+    values = np.linalg.eigvalsh(gram(kernels.Gaussian(2.0), points, points))
+    kept = values[values > floor * values[-1]]
+    assert 1 < span.size == len(kept)
+    features = np.asarray(span.features(jnp.asarray(points)))
+    np.testing.assert_allclose(np.linalg.eigvalsh(features.T @ features), kept, rtol=1e-4)
+
+
+def test_a_higher_floor_leaves_fewer_directions():
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    sizes = [KernelSpan.build(kernels.Gaussian(2.0), points, floor=floor).size for floor in (1e-8, 1e-4, 1e-2)]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("build", [KernelSpan.build, lambda kernel, _: RandomFeatures.draw(kernel, 3, count=20, key=jr.key(0))])
+def test_an_infinite_length_scale_switches_its_dimension_off(build):
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)))
+    span = build(kernels.Gaussian(np.array([0.7, np.inf, 1.0])), points)
+    moved = points + jnp.array([0.0, 3.0, 0.0])
+    np.testing.assert_allclose(span.features(moved), span.features(points), atol=1e-12)
+
+
+def random_features_variance(kernel, points, count) -> np.ndarray:
+    """Return the variance of the entries of the Gram matrix of random features."""
+    # Each entry is a mean of cos(w . (x - z)), and cos^2 t = (1 + cos 2t) / 2 gives its variance.
+    exact, doubled = gram(kernel, points, points), gram(kernel, 2.0 * points, 2.0 * points)
+    return np.maximum(0.5 * (1.0 + doubled) - exact**2, 0.0) / count
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_random_features_approximate_the_gram_matrix(kernel, seed):
+    points, count = np.random.default_rng(3).normal(size=(12, 2)), 2000
+    span = RandomFeatures.draw(kernel, 2, count=count, key=jr.key(seed))
+    assert span.size == 2 * count
+    features = np.asarray(span.features(jnp.asarray(points)))
+    error = np.sqrt(random_features_variance(kernel, points, count))
+    assert np.all(np.abs(features @ features.T - gram(kernel, points, points)) < 5 * error + 1e-12)
+
+
+def kernel_space(sample: Sample) -> FeatureSpace:
+    return FeatureSpace.of_kernels(kernels.Gaussian(0.7), CONDITION_KERNEL, sample)
+
+
+def random_space(sample: Sample, *, counts=(7, 20), seed=0) -> FeatureSpace:
+    """Return random features of the target, and of the condition if there is one."""
+    keys, dim = jr.split(jr.key(seed)), sample.condition.shape[1]
+    condition = RandomFeatures.draw(CONDITION_KERNEL, dim, count=counts[0], key=keys[0]) if dim else Constant()
+    return FeatureSpace(condition, RandomFeatures.draw(kernels.Gaussian(0.7), 2, count=counts[1], key=keys[1]))
+
+
+def mixed_space(sample: Sample) -> FeatureSpace:
+    return FeatureSpace(kernel_space(sample).condition, random_space(sample).target)
+
+
+SPACES = {"kernels": kernel_space, "random features": random_space, "both": mixed_space}
+every_space = pytest.mark.parametrize("build", SPACES.values(), ids=SPACES)
+
+
+@every_space
+def test_the_features_of_a_row_are_the_outer_product_of_the_spans(build, sample):
+    space = build(sample)
+    phi, psi = space.condition.features(sample.condition), space.target.features(sample.target)
+    rows = np.array([np.outer(first, second).ravel() for first, second in zip(phi, psi, strict=True)])
+    assert rows.shape == (len(sample), space.size)
+    np.testing.assert_allclose(space.features(sample.target, sample.condition), rows, atol=1e-14)
+    np.testing.assert_allclose(outer_features(np.asarray(phi), np.asarray(psi)), rows, atol=1e-14)
+
+
+@every_space
+def test_f_is_features_times_weights(build, sample):
     space = build(sample)
     weights = jr.normal(jr.key(1), (space.size,))
     values = space.evaluate(weights, sample.target, sample.condition)
@@ -71,68 +211,72 @@ def test_evaluate_is_features_times_weights(build, sample):
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 5, 12, 100])
-@pytest.mark.parametrize("build", [span, random_features])
-def test_a_matrix_in_chunks_is_the_matrix_in_one_piece(build, sample, rows_per_chunk):
+@every_space
+def test_a_matrix_of_a_space_in_chunks_is_the_matrix_in_one_piece(build, sample, rows_per_chunk):
     space = build(sample)
     target, condition = np.asarray(sample.target), np.asarray(sample.condition)
     chunked = space.matrix(target, condition, rows_per_chunk=rows_per_chunk)
+    assert isinstance(chunked, np.ndarray)
     np.testing.assert_allclose(chunked, space.features(sample.target, sample.condition), atol=1e-12)
 
 
-def test_repeated_centres_add_no_direction():
-    points = np.random.default_rng(0).normal(size=(6, 2))
-    once = KernelSpan.build(kernels.Gaussian(0.7), CONDITION_KERNEL, Sample.unconditional(points))
-    twice = KernelSpan.build(kernels.Gaussian(0.7), CONDITION_KERNEL, Sample.unconditional(np.tile(points, (2, 1))))
-    assert once.size == twice.size == 6
-    elsewhere, empty = jnp.asarray(np.random.default_rng(1).normal(size=(4, 2))), jnp.zeros((4, 0))
-    projections = [space.features(elsewhere, empty) @ space.features(elsewhere, empty).T for space in (once, twice)]
-    np.testing.assert_allclose(projections[0], projections[1], atol=1e-9)
+@every_space
+def test_coefficients_make_f_of_any_target_under_each_condition(build, sample):
+    space = build(sample)
+    weights, targets = jr.normal(jr.key(1), (space.size,)), jr.normal(jr.key(2), (5, 2))
+    coefficients = space.coefficients(weights, sample.condition)
+    assert coefficients.shape == (len(sample), space.target.size)
+    for x, row in zip(sample.condition, coefficients, strict=True):
+        expected = space.features(targets, jnp.tile(x, (5, 1))) @ weights
+        np.testing.assert_allclose(space.target.features(targets) @ row, expected, atol=1e-10)
 
 
-def test_a_rank_keeps_the_largest_directions():
-    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(20, 2)))
-    space = KernelSpan.build(kernels.Gaussian(0.7), CONDITION_KERNEL, sample, rank=5)
-    assert space.size == 5
-    features = np.asarray(space.features(sample.target, sample.condition))
-    values = np.linalg.eigvalsh(slow_gram(kernels.Gaussian(0.7), sample, sample))
-    np.testing.assert_allclose(np.linalg.eigvalsh(features.T @ features), values[-5:], rtol=1e-8)
+def test_coefficients_without_a_condition_are_the_weights():
+    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(12, 2)))
+    space = kernel_space(sample)
+    weights = jr.normal(jr.key(1), (space.size,))
+    np.testing.assert_array_equal(space.coefficients(weights, jnp.zeros((3, 0))), jnp.tile(weights, (3, 1)))
 
 
-@pytest.mark.parametrize("build", [span, random_features])
-def test_an_infinite_length_scale_switches_its_dimension_off(build):
-    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(9, 3)))
-    kernel = kernels.Gaussian(np.array([0.7, np.inf, 1.0]))
-    if build is span:
-        space = KernelSpan.build(kernel, CONDITION_KERNEL, sample)
-    else:
-        space = RandomFeatures.draw(kernel, CONDITION_KERNEL, sample, count=20, key=jr.key(0))
-    moved = sample.target + jnp.array([0.0, 3.0, 0.0])
-    features = space.features(sample.target, sample.condition)
-    np.testing.assert_allclose(space.features(moved, sample.condition), features, atol=1e-12)
+@every_space
+def test_f_given_a_condition_is_f_under_that_condition(build, sample):
+    space = build(sample)
+    weights, targets = jr.normal(jr.key(1), (space.size,)), jr.normal(jr.key(2), (5, 2))
+    # One condition of the sample and one that no row had.
+    for x in (sample.condition[3], sample.condition[3] + 0.1):
+        given, its_weights = space.given(weights, x)
+        expected = space.evaluate(weights, targets, jnp.tile(x, (5, 1)))
+        assert given.size == its_weights.size == space.target.size
+        np.testing.assert_allclose(given.evaluate(its_weights, targets, jnp.zeros((5, 0))), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_random_features_approximate_the_gram_matrix(kernel, seed):
-    sample, count = Sample.unconditional(np.random.default_rng(3).normal(size=(12, 2))), 2000
-    space = RandomFeatures.draw(kernel, CONDITION_KERNEL, sample, count=count, key=jr.key(seed))
-    features = np.asarray(space.features(sample.target, sample.condition))
-    exact, doubled = (slow_gram(kernel, s, s) for s in (sample, Sample.unconditional(2.0 * sample.target)))
-    # Each entry is a mean of cos(w . (x - z)), and cos^2 t = (1 + cos 2t) / 2 gives its variance.
-    error = np.sqrt(np.maximum(0.5 * (1.0 + doubled) - exact**2, 0.0) / count)
-    assert np.all(np.abs(features @ features.T - exact) < 5 * error + 1e-12)
+def test_a_sample_without_conditions_has_a_constant_for_them():
+    space = kernel_space(Sample.unconditional(np.random.default_rng(0).normal(size=(12, 2))))
+    assert isinstance(space.condition, Constant)
+    assert space.size == space.target.size == 12
+
+
+def test_conditions_that_rows_share_add_no_direction():
+    rng = np.random.default_rng(0)
+    conditions = rng.normal(size=(3, 2))
+    sample = Sample(jnp.asarray(rng.normal(size=(12, 2))), jnp.asarray(np.tile(conditions, (4, 1))))
+    space = kernel_space(sample)
+    assert (space.condition.size, space.target.size, space.size) == (3, 12, 36)
+    assert sorted(space.condition.centres.tolist()) == sorted(conditions.tolist())
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_random_features_of_a_product_approximate_the_product(seed):
-    rng, count = np.random.default_rng(3), 2000
+    rng, count = np.random.default_rng(3), 300
     sample = Sample(jnp.asarray(rng.normal(size=(10, 2))), jnp.asarray(rng.normal(size=(10, 1))))
-    space = RandomFeatures.draw(kernels.Gaussian(0.7), CONDITION_KERNEL, sample, count=count, key=jr.key(seed))
-    features = np.asarray(space.features(sample.target, sample.condition))
-    twice = Sample(2.0 * sample.target, 2.0 * sample.condition)
-    exact, doubled = (slow_gram(kernels.Gaussian(0.7), s, s) for s in (sample, twice))
-    error = np.sqrt(np.maximum(0.5 * (1.0 + doubled) - exact**2, 0.0) / count)
-    assert np.all(np.abs(features @ features.T - exact) < 5 * error + 1e-12)
+    features = random_space(sample, counts=(count, count), seed=seed).matrix(sample.target, sample.condition)
+    parts = ((kernels.Gaussian(0.7), np.asarray(sample.target)), (CONDITION_KERNEL, np.asarray(sample.condition)))
+    variances = [random_features_variance(kernel, points, count) for kernel, points in parts]
+    squares = [gram(kernel, points, points) ** 2 for kernel, points in parts]
+    # Two independent estimates: E[A^2 B^2] - E[A]^2 E[B]^2.
+    variance = variances[0] * squares[1] + squares[0] * variances[1] + variances[0] * variances[1]
+    error = np.abs(features @ features.T - slow_gram(kernels.Gaussian(0.7), sample, sample))
+    assert np.all(error < 5 * np.sqrt(variance) + 1e-12)
 
 
 def test_few_rows_are_all_centres():
@@ -171,13 +315,33 @@ def test_a_tilt_is_base_plus_f():
         assert float(tilt.log_unnormalised(jnp.asarray(row), jnp.zeros(0))) == pytest.approx(expected)
 
 
+def random_tilt(sample: Sample) -> Tilt:
+    space = kernel_space(sample)
+    return Tilt(space, jr.normal(jr.key(0), (space.size,)), Gaussian(jnp.zeros(2), jnp.eye(2)))
+
+
 @pytest.mark.parametrize("rows_per_chunk", [1, 4, 9, 100])
-def test_the_values_of_a_tilt_in_chunks_are_those_in_one_piece(rows_per_chunk):
-    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(9, 2)))
-    space = span(sample)
-    tilt = Tilt(space, jr.normal(jr.key(0), (space.size,)), Gaussian(jnp.zeros(2), jnp.eye(2)))
-    values = tilt.values(np.asarray(sample.target), rows_per_chunk=rows_per_chunk)
+def test_the_values_of_a_tilt_in_chunks_are_those_in_one_piece(sample, rows_per_chunk):
+    tilt = random_tilt(sample)
+    values = tilt.values(np.asarray(sample.target), np.asarray(sample.condition), rows_per_chunk=rows_per_chunk)
+    assert isinstance(values, np.ndarray)
     np.testing.assert_allclose(values, tilt.f(sample.target, sample.condition), atol=1e-12)
+
+
+def test_the_values_of_a_tilt_need_no_word_about_conditions_that_do_not_exist():
+    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(9, 2)))
+    tilt = random_tilt(sample)
+    np.testing.assert_allclose(tilt.values(np.asarray(sample.target)), tilt.f(sample.target, sample.condition), atol=1e-12)
+
+
+def test_a_tilt_given_a_condition_is_the_tilt_under_that_condition(sample):
+    tilt, points = random_tilt(sample), np.random.default_rng(7).normal(size=(5, 2))
+    for x in (sample.condition[3], sample.condition[3] + 0.1):
+        given = tilt.given(x)
+        np.testing.assert_allclose(given.values(points), tilt.values(points, np.tile(x, (5, 1))), atol=1e-10)
+        for point in jnp.asarray(points):
+            expected = float(tilt.log_unnormalised(point, x))
+            assert float(given.log_unnormalised(point, jnp.zeros(0))) == pytest.approx(expected, abs=1e-10)
 
 
 def test_f_equal_to_zero_leaves_the_base():

@@ -8,7 +8,7 @@ from kexpfam.datasets import rings, two_moons
 from kexpfam.kernels import median_distance
 from kexpfam.measures import Box, Gaussian
 from kexpfam.nodes import grid_nodes
-from kexpfam.potentials import KernelSpan
+from kexpfam.potentials import FeatureSpace
 from kexpfam.sample import Sample
 from kexpfam.selection import (
     LENGTHSCALE_RANGE,
@@ -119,7 +119,7 @@ def test_a_base_that_is_given_stays(moons):
 def test_fold_scores_agree_with_fits_to_the_folds(penalty):
     data = two_bumps()
     sample, base, kernel = Sample.unconditional(data), Gaussian.fitted(data), kernels.Gaussian(0.5)
-    space = KernelSpan.build(kernel, kernel, sample)
+    space = FeatureSpace.of_kernels(kernel, kernel, sample)
     problem = likelihood(Task(sample, base, space, penalty, base), grid_nodes(base, data))
     features = space.matrix(data, np.zeros((len(data), 0)))
     optimum = convex.maximise(problem, penalty, np.zeros(space.size))

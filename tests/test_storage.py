@@ -20,7 +20,7 @@ from kexpfam.density import Density
 from kexpfam.measures import Box, Gaussian, JointMixture, Mixture
 from kexpfam.nodes import Nodes
 from kexpfam.partition import Estimate
-from kexpfam.potentials import KernelSpan, Network, RandomFeatures, Tilt
+from kexpfam.potentials import Constant, FeatureSpace, KernelSpan, Network, RandomFeatures, Tilt
 from kexpfam.sample import Sample, Scaling
 from kexpfam.solvers.doubly_dual import DoublyDual
 from kexpfam.solvers.loop import Run, Status
@@ -103,9 +103,13 @@ def refusal(file) -> str:
 
 
 def example_span() -> KernelSpan:
+    return KernelSpan.build(kernels.Gaussian(0.7), np.random.default_rng(0).normal(size=(12, 2)))
+
+
+def example_space() -> FeatureSpace:
     rng = np.random.default_rng(0)
     centres = Sample(jnp.asarray(rng.normal(size=(12, 2))), jnp.asarray(rng.normal(size=(12, 1))))
-    return KernelSpan.build(kernels.Gaussian(0.7), kernels.Matern52(np.array([1.3])), centres)
+    return FeatureSpace.of_kernels(kernels.Gaussian(0.7), kernels.Matern52(np.array([1.3])), centres)
 
 
 def example_mixture() -> Mixture:
@@ -124,8 +128,8 @@ def example_scaling():
 
 
 def example_density() -> Density:
-    span = example_span()
-    tilt = Tilt(span, jnp.linspace(-1.0, 1.0, span.size), example_mixture())
+    space = example_space()
+    tilt = Tilt(space, jnp.linspace(-1.0, 1.0, space.size), example_mixture())
     return Density(tilt, example_sampler(), example_scaling(), Estimate(np.float64(0.1), 0.0, float("inf")), None)
 
 
@@ -135,7 +139,9 @@ TREES = {
     "linear": lambda: eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(2)),
     "relu network": lambda: eqx.nn.MLP(2, 3, 4, 1, key=jr.key(2)),
     "kernel span": example_span,
-    "random features": lambda: RandomFeatures(jnp.ones((4, 2)), jnp.ones((4, 0))),
+    "random features": lambda: RandomFeatures(jnp.ones((4, 2))),
+    "feature space": example_space,
+    "space without a condition": lambda: FeatureSpace(Constant(), RandomFeatures(jnp.ones((4, 2)))),
     "mixture": example_mixture,
     "joint mixture": lambda: JointMixture(example_mixture(), 1),
     "gaussian": lambda: Gaussian(jnp.zeros(2), jnp.eye(2)),
@@ -238,11 +244,17 @@ class TestOutputsAreBitIdentical:
         assert same(round_trip(file, network)(points, condition), network(points, condition))
 
     def test_kernel_span(self, file, x64):
-        span = example_span()
-        points, condition = jr.normal(jr.key(5), (7, 2)), jr.normal(jr.key(6), (7, 1))
+        span, points = example_span(), jr.normal(jr.key(5), (7, 2))
         loaded = round_trip(file, span)
-        assert same(loaded.features(points, condition), span.features(points, condition))
+        assert same(loaded.features(points), span.features(points))
         assert loaded.size == span.size
+
+    def test_feature_space(self, file, x64):
+        space = example_space()
+        points, condition = jr.normal(jr.key(5), (7, 2)), jr.normal(jr.key(6), (7, 1))
+        loaded = round_trip(file, space)
+        assert same(loaded.features(points, condition), space.features(points, condition))
+        assert loaded.size == space.size
 
     def test_mixture(self, file, x64):
         mixture = example_mixture()

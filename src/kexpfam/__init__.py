@@ -1,6 +1,8 @@
 """Kernel exponential families: densities, samplers and verdicts from data."""
 
+from kexpfam.diagnostics import ConditionalDiagnosis as ConditionalDiagnosis
 from kexpfam.diagnostics import Diagnosis as Diagnosis
+from kexpfam.estimators import ConditionalKernelExpFamily as ConditionalKernelExpFamily
 from kexpfam.estimators import KernelExpFamily as KernelExpFamily
 from kexpfam.estimators import load as load
 from kexpfam.partition import Estimate as Estimate

@@ -96,10 +96,29 @@ def refine(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Arr
         starts = resample(nodes, log_ratio, count, seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
     else:
         starts = np.asarray(_draw(sampler, count, draw_key))
+    return _moved(tilt, starts, np.zeros((count, 0)), steps, tune_key, move_key)
+
+
+def refine_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
+    """Return one draw of the tilted density under each condition, in model units.
+
+    Each starts at one of a few draws of the sampler, chosen by their weights, and is moved by tuned HMC.
+    """
+    draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
+    repeated = np.repeat(condition, CANDIDATES_PER_DRAW, axis=0)
+    draws = sampler.weighted_draws(repeated, key=draw_key)
+    log_ratio = tilt.base.log_densities(draws.points) + tilt.values(draws.points, repeated) - draws.log_density
+    chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio).reshape(len(condition), CANDIDATES_PER_DRAW)))
+    starts = draws.points.reshape(len(condition), CANDIDATES_PER_DRAW, -1)[np.arange(len(condition)), chosen]
+    return _moved(tilt, starts, condition, steps, tune_key, move_key)
+
+
+def _moved(tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key, move_key) -> np.ndarray:
     if steps == 0:
         return starts
-    tuned = _tune(tilt, jnp.asarray(starts[:TUNING_CHAINS]), tune_key)
-    return np.asarray(_move(tilt, jnp.asarray(starts), tuned, jr.split(move_key, steps)))
+    spread = np.linspace(0, len(starts) - 1, min(TUNING_CHAINS, len(starts))).astype(int)
+    tuned = _tune(tilt, jnp.asarray(starts[spread]), jnp.asarray(condition[spread]), tune_key)
+    return np.asarray(_move(tilt, jnp.asarray(starts), jnp.asarray(condition), tuned, jr.split(move_key, steps)))
 
 
 @eqx.filter_jit
@@ -112,39 +131,42 @@ def _draw(sampler: Sampler, count: int, key):
     return sampler.draw(jnp.zeros((count, 0)), key=key)
 
 
-def _hmc_step(tilt: Tilt, states, step_size, key):
-    log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
-    dim = states.position.shape[1]
-    algorithm = blackjax.hmc(
-        log_density, step_size=step_size, inverse_mass_matrix=jnp.ones(dim), num_integration_steps=LEAPFROG_STEPS
-    )
-    return jax.vmap(algorithm.step)(jr.split(key, states.position.shape[0]), states)
+def _hmc_step(tilt: Tilt, states, condition, step_size, key):
+    def step(row_key, state, row_condition):
+        log_density = lambda x: tilt.log_unnormalised(x, row_condition)
+        mass = jnp.ones(state.position.size)
+        algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=LEAPFROG_STEPS)
+        return algorithm.step(row_key, state)
+
+    return jax.vmap(step)(jr.split(key, states.position.shape[0]), states, condition)
 
 
-def _hmc_init(tilt: Tilt, starts):
-    return jax.vmap(lambda x: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, jnp.zeros(0))))(starts)
+def _hmc_init(tilt: Tilt, starts, condition):
+    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(starts, condition)
 
 
 @eqx.filter_jit
-def _tune(tilt: Tilt, starts, key):
+def _tune(tilt: Tilt, starts, condition, key):
     """Return the HMC step size whose mean acceptance over many chains is near its target (Robbins-Monro on its log)."""
 
     def body(carry, inputs):
         states, log_size = carry
         index, step_key = inputs
-        states, info = _hmc_step(tilt, states, jnp.exp(log_size), step_key)
+        states, info = _hmc_step(tilt, states, condition, jnp.exp(log_size), step_key)
         gain = 2.0 / (1.0 + index) ** 0.6
         return (states, log_size + gain * (jnp.mean(info.acceptance_rate) - TARGET_ACCEPTANCE)), None
 
     inputs = (jnp.arange(TUNING_STEPS), jr.split(key, TUNING_STEPS))
-    (_, log_size), _ = jax.lax.scan(body, (_hmc_init(tilt, starts), jnp.log(FIRST_STEP_SIZE)), inputs)
+    (_, log_size), _ = jax.lax.scan(body, (_hmc_init(tilt, starts, condition), jnp.log(FIRST_STEP_SIZE)), inputs)
     return jnp.exp(log_size)
 
 
 @eqx.filter_jit
-def _move(tilt: Tilt, starts, step_size, keys):
+def _move(tilt: Tilt, starts, condition, step_size, keys):
     states, _ = jax.lax.scan(
-        lambda states, key: (_hmc_step(tilt, states, step_size, key)[0], None), _hmc_init(tilt, starts), keys
+        lambda states, key: (_hmc_step(tilt, states, condition, step_size, key)[0], None),
+        _hmc_init(tilt, starts, condition),
+        keys,
     )
     return states.position
 

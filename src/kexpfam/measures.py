@@ -236,6 +236,15 @@ class JointMixture(AbstractMeasure):
 
 
 BASES = ("gaussian", "box", "mixture")
+# A share of a base for conditional densities is this much wider than the rest: far targets are improbable, not impossible.
+TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0
+
+
+def tailed_gaussian(points: np.ndarray, *, width: float) -> Mixture:
+    """Return the normal with ``width**2`` times the points' covariance, and a small share of a wider one."""
+    narrow = Gaussian.fitted(points, width=width)
+    choleskys = jnp.stack([narrow.cholesky, TAIL_WIDTH * narrow.cholesky])
+    return Mixture.of(jnp.log(jnp.array([1.0 - TAIL_SHARE, TAIL_SHARE])), jnp.stack([narrow.mean] * 2), choleskys)
 
 
 def held_out_split(points: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,10 +30,15 @@ class Nodes(NamedTuple):
 
 def grid_nodes(base: AbstractMeasure, data: np.ndarray, *, fineness: float = 1.0) -> Nodes:
     """Return the midpoints of a grid: fine where the data are, coarse in the base's tails."""
-    edges = [_edges(base, j, data[:, j], data.shape[1], fineness) for j in range(data.shape[1])]
+    edges = grid_edges(base, data, fineness=fineness)
     points = _mesh([0.5 * (e[1:] + e[:-1]) for e in edges])
     widths = _mesh([np.diff(e) for e in edges])
     return Nodes(points, base.log_densities(points) + np.log(widths).sum(1), widths)
+
+
+def grid_edges(base: AbstractMeasure, data: np.ndarray, *, fineness: float = 1.0) -> list[np.ndarray]:
+    """Return the borders of the grid's cells along each dimension."""
+    return [_edges(base, j, data[:, j], data.shape[1], fineness) for j in range(data.shape[1])]
 
 
 def importance_nodes(base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]) -> Nodes:
@@ -73,9 +78,11 @@ def _edges(base: AbstractMeasure, index: int, data: np.ndarray, dims: int, finen
     margin = DATA_MARGIN * np.ptp(data)
     inner_low, inner_high = max(data.min() - margin, wall_low), min(data.max() + margin, wall_high)
     fine, tail = int(fineness * FINE_CELLS[dims]), int(fineness * TAIL_CELLS[dims])
+    # Cells grow with their distance from the data: the base is steepest near them.
+    growth = np.linspace(0.0, 1.0, tail + 1) ** 2
     pieces = [
-        np.linspace(min(low, inner_low), inner_low, tail + 1),
+        inner_low - growth * max(inner_low - low, 0.0),
         np.linspace(inner_low, inner_high, fine + 1),
-        np.linspace(inner_high, max(high, inner_high), tail + 1),
+        inner_high + growth * max(high - inner_high, 0.0),
     ]
     return np.unique(np.concatenate(pieces))

@@ -13,7 +13,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.potentials import AbstractFeatureSpace, Network
+from kexpfam.potentials import FeatureSpace, Network
 from kexpfam.sample import Sample
 from kexpfam.transports import AbstractTransport, draw_each, log_density_each
 
@@ -28,7 +28,7 @@ class Problem(eqx.Module):
 
     sample: Sample
     base: AbstractMeasure
-    space: AbstractFeatureSpace
+    space: FeatureSpace
     reference: AbstractMeasure
     rkhs_penalty: Float[Array, ""]
     inverse_temperature: Float[Array, ""]

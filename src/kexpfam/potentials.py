@@ -1,8 +1,9 @@
 """Function spaces for f, and the networks that play nu.
 
-A feature space is a finite set of features that are orthonormal in it: ``f = features . weights`` and
-``|f|_H^2 = |weights|^2``. So the penalty is the same line of code for every space, and every solver of f sees a matrix of
-features and nothing else.
+A span is a finite set of features of one argument that are orthonormal in their space. The space of f is the product of a span
+for the condition and one for the target: ``f(y | x) = phi(x)^T W psi(y)`` and ``|f|_H = |W|``. Without a condition, phi is the
+constant 1. So the penalty is the same line of code for every space, and every solver of f sees matrices of features and
+nothing else.
 """
 
 import abc
@@ -25,8 +26,8 @@ from kexpfam.sample import Sample
 EIGENVALUE_FLOOR = 1e-10
 
 
-class AbstractFeatureSpace(eqx.Module):
-    """Functions ``f(target | condition) = features(target, condition) . weights`` with ``|f|_H = |weights|``."""
+class AbstractSpan(eqx.Module):
+    """Functions ``features(x) . weights`` of one argument, with norm ``|weights|``."""
 
     @property
     @abc.abstractmethod
@@ -34,98 +35,143 @@ class AbstractFeatureSpace(eqx.Module):
         """Return the number of features."""
 
     @abc.abstractmethod
-    def features(self, target: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, "b r"]:
+    def features(self, points: Float[Array, "b d"]) -> Float[Array, "b r"]:
         """Return the features of each row."""
 
-    def evaluate(self, weights: Float[Array, " r"], target, condition) -> Float[Array, " b"]:
-        """Return f at each row."""
-        return self.features(target, condition) @ weights
+    def evaluate(self, weights: Float[Array, " r"], points: Float[Array, "b d"]) -> Float[Array, " b"]:
+        """Return the function with these weights at each row."""
+        return self.features(points) @ weights
 
-    def matrix(self, target: ArrayLike, condition: ArrayLike, *, rows_per_chunk: int = 16384) -> np.ndarray:
+    def matrix(self, points: ArrayLike, *, rows_per_chunk: int = 16384) -> np.ndarray:
         """Return the features of many rows as a NumPy matrix, in chunks so that only the result is ever large."""
-        return _in_chunks(lambda rows: _jitted_features(self, rows), target, condition, rows_per_chunk)
+        return _in_chunks(lambda rows: _jitted_features(self, rows), points, rows_per_chunk=rows_per_chunk)
 
 
-class KernelSpan(AbstractFeatureSpace):
-    r"""The span of ``k_c(c_j, .) k(z_j, .)`` over the centres, in Nyström-whitened coordinates.
+class Constant(AbstractSpan):
+    """The one feature 1: what a function of no condition has."""
+
+    @property
+    def size(self):
+        return 1
+
+    def features(self, points):
+        return jnp.ones((points.shape[0], 1))
+
+
+class KernelSpan(AbstractSpan):
+    r"""The span of ``k(z_j, .)`` over the centres, in Nyström-whitened coordinates.
 
     With the Gram matrix of the centres :math:`K = U D U^\top`, the features are :math:`D^{-1/2} U^\top k(x)`: orthonormal
-    in the RKHS. All training points as centres give the full space. Memory: ``m * (d + p + rank)``.
+    in the RKHS. All training points as centres give the full space. Memory: ``m * (d + rank)``.
     """
 
     kernel: AbstractKernel
-    condition_kernel: AbstractKernel
-    centres: Sample
+    centres: Float[Array, "m d"]
     whitening: Float[Array, "m r"]
 
     @classmethod
     def build(
-        cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample, *, rank: int | None = None
+        cls, kernel: AbstractKernel, centres: ArrayLike, *, rank: int | None = None, floor: float = EIGENVALUE_FLOOR
     ) -> Self:
         """Return the span of the centres, without directions that rounding would make."""
-        matrix = np.asarray(_jitted_gram(kernel, condition_kernel, centres, centres), dtype=np.float64)
+        centres = jnp.asarray(centres)
+        matrix = np.asarray(_jitted_gram(kernel, centres, centres), dtype=np.float64)
         values, vectors = scipy.linalg.eigh(matrix)
-        kept = np.flatnonzero(values > EIGENVALUE_FLOOR * values[-1])
+        kept = np.flatnonzero(values > floor * values[-1])
         kept = kept[-rank:] if rank else kept
-        return cls(kernel, condition_kernel, centres, jnp.asarray(vectors[:, kept] / np.sqrt(values[kept])))
+        return cls(kernel, centres, jnp.asarray(vectors[:, kept] / np.sqrt(values[kept])))
 
     @property
     def size(self):
         return self.whitening.shape[1]
 
-    def features(self, target, condition):
-        rows = Sample(target.astype(self.whitening.dtype), condition.astype(self.whitening.dtype))
-        return _product_gram(self.kernel, self.condition_kernel, rows, self.centres) @ self.whitening
+    def features(self, points):
+        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ self.whitening
 
-    def evaluate(self, weights, target, condition):
+    def evaluate(self, weights, points):
         # Folding the whitening into the weights makes one row cost m instead of m * r.
-        rows = Sample(target.astype(self.whitening.dtype), condition.astype(self.whitening.dtype))
-        return _product_gram(self.kernel, self.condition_kernel, rows, self.centres) @ (self.whitening @ weights)
+        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (self.whitening @ weights)
 
-    def matrix(self, target, condition, *, rows_per_chunk=16384):
+    def matrix(self, points, *, rows_per_chunk=16384):
         # Whitening on the NumPy side: its rank changes with every length scale and would compile a program each time.
         whitening = np.asarray(self.whitening)
-        gram = lambda rows: np.asarray(_jitted_gram(self.kernel, self.condition_kernel, rows, self.centres)) @ whitening
-        return _in_chunks(gram, target, condition, rows_per_chunk)
+        gram = lambda rows: np.asarray(_jitted_gram(self.kernel, rows, self.centres)) @ whitening
+        return _in_chunks(gram, points, rows_per_chunk=rows_per_chunk)
 
 
-class RandomFeatures(AbstractFeatureSpace):
+class RandomFeatures(AbstractSpan):
     """``sqrt(1/r) (cos(w_i . x), sin(w_i . x))``: a kernel's space by Monte Carlo over its spectrum, memory ``r * d``."""
 
     frequencies: Float[Array, "r d"]
-    condition_frequencies: Float[Array, "r p"]
 
     @classmethod
-    def draw(
-        cls,
-        kernel: AbstractStationary,
-        condition_kernel: AbstractStationary,
-        sample: Sample,
-        *,
-        count: int,
-        key: Key[Array, ""],
-    ) -> Self:
-        """Return ``2 * count`` features of the product kernel."""
-        target_key, condition_key = jax.random.split(key)
-        return cls(
-            kernel.frequencies(count, sample.target.shape[1], key=target_key),
-            condition_kernel.frequencies(count, sample.condition.shape[1], key=condition_key),
-        )
+    def draw(cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]) -> Self:
+        """Return ``2 * count`` features of the kernel."""
+        return cls(kernel.frequencies(count, dim, key=key))
 
     @property
     def size(self):
         return 2 * self.frequencies.shape[0]
 
-    def features(self, target, condition):
-        phase = target.astype(self.frequencies.dtype) @ self.frequencies.T
-        phase = phase + condition.astype(self.frequencies.dtype) @ self.condition_frequencies.T
+    def features(self, points):
+        phase = points.astype(self.frequencies.dtype) @ self.frequencies.T
         return jnp.concatenate([jnp.cos(phase), jnp.sin(phase)], 1) / jnp.sqrt(self.frequencies.shape[0])
+
+
+class FeatureSpace(eqx.Module):
+    """The functions ``f(target | condition) = phi(condition)^T W psi(target)``; ``weights`` are the rows of W, one by one."""
+
+    condition: AbstractSpan
+    target: AbstractSpan
+
+    @classmethod
+    def of_kernels(cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample) -> Self:
+        """Return the whole product space of the centres."""
+        target = KernelSpan.build(kernel, centres.target)
+        if centres.condition.shape[1] == 0:
+            return cls(Constant(), target)
+        return cls(KernelSpan.build(condition_kernel, np.unique(np.asarray(centres.condition), axis=0)), target)
+
+    @property
+    def size(self) -> int:
+        """Return the number of features."""
+        return self.condition.size * self.target.size
+
+    def features(self, target: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, "b r"]:
+        """Return the features of each row."""
+        return outer_features(self.condition.features(condition), self.target.features(target))
+
+    def evaluate(self, weights: Float[Array, " r"], target, condition) -> Float[Array, " b"]:
+        """Return f at each row."""
+        if isinstance(self.condition, Constant):
+            return self.target.evaluate(weights, target)
+        return jnp.sum(self.coefficients(weights, condition) * self.target.features(target), 1)
+
+    def coefficients(self, weights: Float[Array, " r"], condition: Float[Array, "b p"]) -> Float[Array, "b s"]:
+        """Return the weights of the target's features under each condition: f(. | x) as a function of the target alone."""
+        return self.condition.features(condition) @ weights.reshape(self.condition.size, self.target.size)
+
+    def given(self, weights: Float[Array, " r"], condition: Float[Array, " p"]) -> tuple["FeatureSpace", Float[Array, " s"]]:
+        """Return f under one condition as an unconditional function: its space and weights."""
+        return FeatureSpace(Constant(), self.target), self.coefficients(weights, condition[None])[0]
+
+    def matrix(self, target: ArrayLike, condition: ArrayLike, *, rows_per_chunk: int = 16384) -> np.ndarray:
+        """Return the features of many rows as a NumPy matrix."""
+        psi = self.target.matrix(target, rows_per_chunk=rows_per_chunk)
+        if isinstance(self.condition, Constant):
+            return psi
+        return outer_features(self.condition.matrix(condition, rows_per_chunk=rows_per_chunk), psi)
+
+
+def outer_features(phi, psi):
+    """Return the flattened outer product of the features of each row."""
+    return (phi[:, :, None] * psi[:, None, :]).reshape(phi.shape[0], -1)
 
 
 class Tilt(eqx.Module):
     """The unnormalised density ``p0(x) exp(f(x | condition))``: whichever method found f, this is what it means."""
 
-    space: AbstractFeatureSpace
+    space: FeatureSpace
     weights: Float[Array, " r"]
     base: AbstractMeasure
 
@@ -136,10 +182,16 @@ class Tilt(eqx.Module):
         """Return ``log p0(x) + f(x | condition)`` at one point."""
         return self.base.log_density(x) + self.f(x[None], condition[None])[0]
 
-    def values(self, points: np.ndarray, *, rows_per_chunk: int = 16384) -> np.ndarray:
-        """Return f at many points that have no condition, in chunks of constant memory."""
-        evaluate = lambda rows: _jitted_f(self, rows)
-        return _in_chunks(evaluate, points, np.zeros((len(points), 0)), rows_per_chunk)
+    def values(self, points: np.ndarray, condition: np.ndarray | None = None, *, rows_per_chunk: int = 16384) -> np.ndarray:
+        """Return f at many points, in chunks of constant memory."""
+        evaluate = lambda rows, condition: _jitted_f(self, rows, condition)
+        condition = np.zeros((len(points), 0)) if condition is None else condition
+        return _in_chunks(evaluate, points, condition, rows_per_chunk=rows_per_chunk)
+
+    def given(self, condition: Float[Array, " p"]) -> "Tilt":
+        """Return the tilt under one condition, as one that knows no condition."""
+        space, weights = self.space.given(self.weights, condition)
+        return Tilt(space, weights, self.base)
 
 
 # Functions with a name of their own, because a model must be storable and picklable, and JAX's and Equinox's are not.
@@ -195,39 +247,32 @@ def choose_centres(sample: Sample, most: int, *, seed: int) -> Sample:
     if len(sample) <= most:
         return sample
     rows = np.concatenate([np.asarray(sample.condition), np.asarray(sample.target)], 1)
-    _, chosen = kmeans_plusplus(rows, most, random_state=seed)
-    return sample.rows(jnp.asarray(np.sort(chosen)))
+    return sample.rows(jnp.asarray(spread_rows(rows, most, seed=seed)))
 
 
-def _in_chunks(compute, target, condition, rows_per_chunk) -> np.ndarray:
-    starts = range(0, len(target), rows_per_chunk)
-    return np.concatenate(
-        [
-            np.asarray(
-                compute(Sample(jnp.asarray(target[i : i + rows_per_chunk]), jnp.asarray(condition[i : i + rows_per_chunk])))
-            )
-            for i in starts
-        ]
-    )
+def spread_rows(rows: np.ndarray, most: int, *, seed: int) -> np.ndarray:
+    """Return the positions of at most ``most`` rows that are spread over all, by k-means++ seeding."""
+    if len(rows) <= most:
+        return np.arange(len(rows))
+    return np.sort(kmeans_plusplus(rows, most, random_state=seed)[1])
 
 
-@eqx.filter_jit
-def _jitted_features(space, rows: Sample):
-    return space.features(rows.target, rows.condition)
+def _in_chunks(compute, *arrays, rows_per_chunk: int) -> np.ndarray:
+    starts = range(0, len(arrays[0]), rows_per_chunk)
+    pieces = [compute(*(jnp.asarray(array[i : i + rows_per_chunk]) for array in arrays)) for i in starts]
+    return np.concatenate([np.asarray(piece) for piece in pieces])
 
 
 @eqx.filter_jit
-def _jitted_f(tilt: Tilt, rows: Sample):
-    return tilt.f(rows.target, rows.condition)
+def _jitted_features(span: AbstractSpan, rows):
+    return span.features(rows)
 
 
 @eqx.filter_jit
-def _jitted_gram(kernel, condition_kernel, xs: Sample, zs: Sample):
-    return _product_gram(kernel, condition_kernel, xs, zs)
+def _jitted_f(tilt: Tilt, rows, condition):
+    return tilt.f(rows, condition)
 
 
-def _product_gram(kernel: AbstractKernel, condition_kernel: AbstractKernel, xs: Sample, zs: Sample):
-    matrix = kernel.gram(xs.target, zs.target)
-    if xs.condition.shape[1] == 0:
-        return matrix
-    return matrix * condition_kernel.gram(xs.condition, zs.condition)
+@eqx.filter_jit
+def _jitted_gram(kernel, xs, zs):
+    return kernel.gram(xs, zs)

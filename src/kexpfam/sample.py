@@ -3,12 +3,16 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
+import scipy.stats
 from jaxtyping import Array, Float
 
 # A column whose spread is below this share of its magnitude is constant up to rounding.
 CONSTANT_TOLERANCE = 1e-10
 # In interquartile ranges; of a million normal values the furthest is at 3.7, of a million exponential ones at 12.
 HEAVY_TAIL = 10.0
+# A power this close to 0 (or 2) is taken for its limit, the logarithm.
+SMALL_RATE = 1e-8
 
 
 class Sample(eqx.Module):
@@ -38,46 +42,83 @@ class Sample(eqx.Module):
 class Scaling(eqx.Module):
     """The map between data units x and model units z, column by column.
 
-    ``u = (x - shift) / scale`` and ``z = (u - centre) / spread``, with ``arcsinh(u)`` for ``u`` in the columns that are
-    ``warped``: heavy tails become ordinary ones, so that a few far points neither set the scale nor fall off the base measure.
+    ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In columns that are ``warped``, w is arcsinh: heavy tails
+    become ordinary ones, so that a few far points neither set the scale nor fall off the base measure. In the others w is the
+    Yeo-Johnson transformation of that power, which takes out skewness; power 1, the default, is the identity.
     """
 
     shift: Float[Array, " d"]
     scale: Float[Array, " d"]
     centre: Float[Array, " d"]
     spread: Float[Array, " d"]
+    powers: Float[Array, " d"]
     warped: tuple[bool, ...] = eqx.field(static=True)
 
     @staticmethod
-    def standardising(values: np.ndarray) -> "Scaling":
-        """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1."""
-        warped = heavy_tailed_columns(values)
-        low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
+    def standardising(values: np.ndarray, *, power: bool = False) -> "Scaling":
+        """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1.
+
+        With ``power``, each column is first made as close to normal as a Yeo-Johnson transformation can make it.
+        """
         constant = constant_columns(values)
-        shift = np.where(warped, middle, values.mean(axis=0))
-        scale = np.where(warped, high - low, np.where(constant, 1.0, values.std(axis=0)))
+        shift, scale = values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))
+        powers = np.ones(values.shape[1])
+        if power:
+            powers = np.where(constant, 1.0, [most_normal_power(column) for column in ((values - shift) / scale).T])
+        warped = heavy_tailed_columns(np.asarray(_yeo_johnson((values - shift) / scale, powers)))
+        low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
+        shift, scale = np.where(warped, middle, shift), np.where(warped, high - low, scale)
+        powers = np.where(warped, 1.0, powers)
         u = (values - shift) / scale
-        u = np.where(warped, np.arcsinh(u), u)
-        centre = np.where(warped, u.mean(axis=0), 0.0)
-        spread = np.where(warped, u.std(axis=0), 1.0)
-        numbers = [jnp.asarray(part) for part in (shift, scale, centre, spread)]
-        return Scaling(numbers[0], numbers[1], numbers[2], numbers[3], tuple(bool(column) for column in warped))
+        u = np.where(warped, np.arcsinh(u), np.asarray(_yeo_johnson(u, powers)) if power else u)
+        moved = warped | (powers != 1.0)
+        centre, spread = np.where(moved, u.mean(axis=0), 0.0), np.where(moved, u.std(axis=0), 1.0)
+        parts = {"shift": shift, "scale": scale, "centre": centre, "spread": spread, "powers": powers}
+        numbers = {name: jnp.asarray(part) for name, part in parts.items()}
+        return Scaling(**numbers, warped=tuple(bool(column) for column in warped))
 
     def to_model(self, values):
-        u = (values - self.shift) / self.scale
-        u = jnp.where(jnp.asarray(self.warped), jnp.arcsinh(u), u) if any(self.warped) else u
+        u = _yeo_johnson((values - self.shift) / self.scale, self.powers)
+        u = jnp.where(jnp.asarray(self.warped), jnp.arcsinh((values - self.shift) / self.scale), u) if any(self.warped) else u
         return (u - self.centre) / self.spread
 
     def to_data(self, values):
-        u = self.centre + self.spread * values
-        u = jnp.where(jnp.asarray(self.warped), jnp.sinh(u), u) if any(self.warped) else u
+        w = self.centre + self.spread * values
+        u = _inverse_yeo_johnson(w, self.powers)
+        u = jnp.where(jnp.asarray(self.warped), jnp.sinh(w), u) if any(self.warped) else u
         return self.shift + self.scale * u
 
     def log_jacobian(self, values) -> Float[Array, " n"]:
         """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
         u = (values - self.shift) / self.scale
-        stretch = jnp.where(jnp.asarray(self.warped), 0.5 * jnp.log1p(u**2), 0.0)
-        return -jnp.sum(stretch + jnp.log(self.scale) + jnp.log(self.spread), axis=1)
+        power_stretch = (_rates(u, self.powers) - 1.0) * jnp.log1p(jnp.abs(u))
+        stretch = jnp.where(jnp.asarray(self.warped), -0.5 * jnp.log1p(u**2), power_stretch)
+        return jnp.sum(stretch - jnp.log(self.scale) - jnp.log(self.spread), axis=1)
+
+
+def most_normal_power(column: np.ndarray) -> float:
+    """Return the Yeo-Johnson power of highest normal likelihood among those that map the line onto itself."""
+    cost = lambda power: -scipy.stats.yeojohnson_llf(power, column)
+    return float(scipy.optimize.minimize_scalar(cost, bounds=(0.0, 2.0), method="bounded").x)
+
+
+def _rates(u, powers):
+    """Return the exponents of ``1 + |u|``: the power on the right side, two minus the power on the left."""
+    return jnp.where(u >= 0.0, powers, 2.0 - powers)
+
+
+def _yeo_johnson(u, powers):
+    rates = _rates(u, powers)
+    logs, small = jnp.log1p(jnp.abs(u)), rates < SMALL_RATE
+    size = jnp.where(small, logs, jnp.expm1(rates * logs) / jnp.where(small, 1.0, rates))
+    return jnp.where(rates == 1.0, u, jnp.sign(u) * size)
+
+
+def _inverse_yeo_johnson(w, powers):
+    rates = _rates(w, powers)
+    small = rates < SMALL_RATE
+    logs = jnp.where(small, jnp.abs(w), jnp.log1p(rates * jnp.abs(w)) / jnp.where(small, 1.0, rates))
+    return jnp.where(rates == 1.0, w, jnp.sign(w) * jnp.expm1(logs))
 
 
 def heavy_tailed_columns(values: np.ndarray) -> np.ndarray:

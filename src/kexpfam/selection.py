@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from kexpfam.kernels import KERNELS, median_distance
 from kexpfam.measures import AbstractMeasure, Box, Gaussian, best_mixture, held_out_split
 from kexpfam.nodes import grid_nodes, importance_nodes
-from kexpfam.potentials import KernelSpan, choose_centres
+from kexpfam.potentials import Constant, FeatureSpace, KernelSpan, choose_centres
 from kexpfam.progress import Listener, Report
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
@@ -171,7 +171,7 @@ class Search:
         part, part_base, proposal = reduced(sample, base, dims, self.proposal or base)
         kernel = KERNELS[self.kernel](jnp.asarray(scales))
         centres = choose_centres(part, self.centres, seed=self.seed)
-        space = KernelSpan.build(kernel, kernel, centres, rank=MOST_FEATURES)
+        space = FeatureSpace(Constant(), KernelSpan.build(kernel, centres.target, rank=MOST_FEATURES))
         task = Task(part, part_base, space, 1.0, proposal)
         problem, check = self._problems(task)
         features = space.matrix(task.sample.target, task.sample.condition)

@@ -57,6 +57,16 @@ class Identity(AbstractTransport):
         return noise
 
 
+class Given(AbstractTransport):
+    """A transport under one condition, as one that knows no condition."""
+
+    transport: AbstractTransport
+    condition: Float[Array, " p"]
+
+    def __call__(self, noise, condition):
+        return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))
+
+
 class Sampler(eqx.Module):
     """The law of ``transport(noise)`` with noise from the reference, folded onto the support of the base."""
 
@@ -68,13 +78,17 @@ class Sampler(eqx.Module):
         """Return one point per condition."""
         return self.base.fold(self.transport(draw_each(self.reference, condition, key=key), condition))
 
-    def weighted_draws(self, count: int, *, key: Key[Array, ""]) -> "WeightedDraws":
-        r"""Return draws with their density by change of variables, :math:`\log q(g(\xi)) = \log r(\xi) - \log|\det Dg(\xi)|`.
+    def given(self, condition: Float[Array, " p"]) -> "Sampler":
+        """Return the sampler under one condition, as one that knows no condition."""
+        return Sampler(self.reference.given(condition), Given(self.transport, condition), self.base)
+
+    def weighted_draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> "WeightedDraws":
+        r"""Return one draw per condition with its density, :math:`\log q(g(\xi)) = \log r(\xi) - \log|\det Dg(\xi)|`.
 
         For noise as wide as the points. Exact where the transport is injective; elsewhere the true q is larger, so that a
         KL(q || p) computed from it is a lower bound.
         """
-        points, log_density = _draw_with_density(self, count, key)
+        points, log_density = _draw_with_density(self, jnp.asarray(condition), key)
         return WeightedDraws(np.asarray(points), np.asarray(log_density))
 
 
@@ -86,11 +100,12 @@ class WeightedDraws(NamedTuple):
 
 
 @eqx.filter_jit
-def _draw_with_density(sampler: Sampler, count: int, key):
-    noise = sampler.reference.sample(count, key=key)
-    move = lambda row: sampler.transport(row[None], jnp.zeros((1, 0)))[0].astype(row.dtype)
-    _, log_determinants = jax.vmap(lambda row: jnp.linalg.slogdet(jax.jacfwd(move)(row)))(noise)
-    return sampler.base.fold(jax.vmap(move)(noise)), jax.vmap(sampler.reference.log_density)(noise) - log_determinants
+def _draw_with_density(sampler: Sampler, condition, key):
+    noise = draw_each(sampler.reference, condition, key=key)
+    move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
+    _, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(noise, condition)
+    moved = sampler.base.fold(jax.vmap(move)(noise, condition))
+    return moved, log_density_each(sampler.reference, noise, condition) - log_determinants
 
 
 def draw_each(measure: AbstractMeasure, condition: Float[Array, "b p"], *, key: Key[Array, ""]) -> Float[Array, "b k"]:

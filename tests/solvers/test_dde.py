@@ -9,7 +9,7 @@ from kexpfam import DDE, DoublyDual, KernelExpFamily, kernels
 from kexpfam.datasets import two_moons
 from kexpfam.measures import Gaussian
 from kexpfam.objective import Problem, draw_batch, saddle_terms
-from kexpfam.potentials import KernelSpan
+from kexpfam.potentials import FeatureSpace
 from kexpfam.sample import Sample
 from kexpfam.solvers import reference
 from kexpfam.solvers.loop import Status, run
@@ -119,7 +119,7 @@ def test_no_steps_leave_the_warm_start(moons):
 def problem():
     data = np.random.default_rng(0).normal(0.8, 0.6, (100, 1))
     sample, kernel = Sample.unconditional(data), kernels.Gaussian(0.8)
-    space = KernelSpan.build(kernel, kernel, Sample.unconditional(np.linspace(-1.0, 2.5, 6)[:, None]))
+    space = FeatureSpace.of_kernels(kernel, kernel, Sample.unconditional(np.linspace(-1.0, 2.5, 6)[:, None]))
     base = Gaussian(jnp.zeros(1), jnp.eye(1))
     guess = Gaussian(jnp.array([0.4]), jnp.eye(1))
     return Problem(sample, base, space, guess, jnp.asarray(0.01), jnp.asarray(1.0), anchored=True)

@@ -7,7 +7,7 @@ from oracles import linear_space, midpoint_grid, normal, with_constants
 from kexpfam import kernels
 from kexpfam.datasets import two_moons
 from kexpfam.measures import Gaussian
-from kexpfam.potentials import KernelSpan
+from kexpfam.potentials import FeatureSpace
 from kexpfam.sample import Sample
 from kexpfam.solvers import reference
 from kexpfam.solvers.exact import Exact
@@ -26,7 +26,7 @@ def quick_distillation():
 
 def task_of(data, lengthscale, penalty=PENALTY):
     sample, base, kernel = Sample.unconditional(data), Gaussian.fitted(data), kernels.Gaussian(lengthscale)
-    return Task(sample, base, KernelSpan.build(kernel, kernel, sample), penalty, base)
+    return Task(sample, base, FeatureSpace.of_kernels(kernel, kernel, sample), penalty, base)
 
 
 def line_data(count=80, seed=0):

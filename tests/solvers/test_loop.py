@@ -9,7 +9,7 @@ from oracles import normal
 from kexpfam import DDE, DoublyDual, KernelExpFamily, kernels
 from kexpfam.datasets import two_moons
 from kexpfam.objective import Problem
-from kexpfam.potentials import KernelSpan
+from kexpfam.potentials import FeatureSpace
 from kexpfam.sample import Sample
 from kexpfam.solvers import reference
 from kexpfam.solvers.loop import Status, run
@@ -23,7 +23,7 @@ CHUNK = 5
 def problem():
     data = np.random.default_rng(0).normal(0.8, 0.6, (60, 1))
     kernel = kernels.Gaussian(0.8)
-    space = KernelSpan.build(kernel, kernel, Sample.unconditional(np.linspace(-1.0, 2.5, 6)[:, None]))
+    space = FeatureSpace.of_kernels(kernel, kernel, Sample.unconditional(np.linspace(-1.0, 2.5, 6)[:, None]))
     settings = (normal(), space, normal(0.5), jnp.asarray(0.01), jnp.asarray(1.0))
     return Problem(Sample.unconditional(data), *settings, anchored=True)
 

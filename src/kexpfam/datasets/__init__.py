@@ -1,5 +1,17 @@
-"""Data sets: synthetic ones with their true log density."""
+"""Data sets: synthetic ones with their true log density, and recipes for real benchmarks."""
 
+from kexpfam.datasets.benchmark import BENCHMARKS, load_benchmark
 from kexpfam.datasets.synthetic import SYNTHETIC, Grid, Rings, Synthetic, TwoMoons, grid, rings, two_moons
 
-__all__ = ["SYNTHETIC", "Grid", "Rings", "Synthetic", "TwoMoons", "grid", "rings", "two_moons"]
+__all__ = [
+    "BENCHMARKS",
+    "SYNTHETIC",
+    "Grid",
+    "Rings",
+    "Synthetic",
+    "TwoMoons",
+    "grid",
+    "load_benchmark",
+    "rings",
+    "two_moons",
+]

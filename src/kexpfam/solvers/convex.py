@@ -2,7 +2,8 @@
 
 The nodes of that sum are a quadrature grid (the exact solver) or importance draws (the polish of f in high dimension);
 the program is the same. Conditional and unconditional too: there is one partition function per condition, and the
-unconditional problem has a single empty one. All of it in float64, on NumPy's BLAS.
+unconditional problem has a single empty one. Features are products of a function of the condition and one of the target, so
+that nothing is ever stored per condition, node *and* feature. All of it in float64, on NumPy's BLAS.
 """
 
 from typing import NamedTuple
@@ -12,15 +13,35 @@ import scipy.linalg
 
 # A node this much less probable than the likeliest one does not move a Hessian.
 NEGLIGIBLE = 1e-8
+# Numbers in the largest array of a Hessian's assembly: about 100 MB.
+BLOCK_NUMBERS = 12_000_000
 
 
 class Likelihood(NamedTuple):
-    """``w . mean_feature - sum_c share_c log sum_j exp(log_weights[c, j] + node_features[c, j] . w)``."""
+    """``w . mean_feature - sum_c share_c log sum_j exp(log_weights[c, j] + features[c, j] . w)``.
 
-    mean_feature: np.ndarray  # (r,)
-    node_features: np.ndarray  # (c, j, r)
-    log_weights: np.ndarray  # (c, j)
+    ``features[c, j]`` is the outer product of ``condition_features[c]`` and ``node_features[j]``, flattened. Log weights that
+    are the same under every condition have a first axis of length 1. Without conditions there is one condition feature, 1.
+    """
+
+    mean_feature: np.ndarray  # (a * b,)
+    node_features: np.ndarray  # (j, b)
+    log_weights: np.ndarray  # (c or 1, j)
     shares: np.ndarray  # (c,)
+    condition_features: np.ndarray  # (c, a)
+
+    @staticmethod
+    def unconditional(mean_feature: np.ndarray, node_features: np.ndarray, log_weights: np.ndarray) -> "Likelihood":
+        """Return the likelihood with a single, empty condition."""
+        return Likelihood(mean_feature, node_features, log_weights[None], np.ones(1), np.ones((1, 1)))
+
+    def exponents(self, weights: np.ndarray) -> np.ndarray:
+        """Return ``log_weights + f`` at every condition and node, (c, j)."""
+        return self.log_weights + self.coefficients(weights) @ self.node_features.T
+
+    def coefficients(self, weights: np.ndarray) -> np.ndarray:
+        """Return the weights of the node features under each condition, (c, b)."""
+        return self.condition_features @ weights.reshape(self.condition_features.shape[1], -1)
 
 
 class Optimum(NamedTuple):
@@ -78,15 +99,15 @@ def fold_weights(
 def log_partitions(problem: Likelihood, weights: np.ndarray) -> np.ndarray:
     """Return ``log Z`` per condition for one weight vector (c,), or for several (k, c)."""
     rows = np.atleast_2d(weights)
-    partitions = _logsumexp(problem.log_weights[..., None] + problem.node_features @ rows.T).T
+    partitions = np.stack([_logsumexp(problem.exponents(row)) for row in rows])
     return partitions[0] if weights.ndim == 1 else partitions
 
 
 def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share: float = 1e-10) -> Likelihood:
     """Return the problem without the nodes that carry no mass at these weights under any condition."""
-    exponents = problem.log_weights + problem.node_features @ weights
+    exponents = problem.exponents(weights)
     live = np.any(exponents - exponents.max(axis=1, keepdims=True) > np.log(share), axis=0)
-    return problem._replace(node_features=problem.node_features[:, live], log_weights=problem.log_weights[:, live])
+    return problem._replace(node_features=problem.node_features[live], log_weights=problem.log_weights[:, live])
 
 
 def _logsumexp(exponents):
@@ -96,24 +117,45 @@ def _logsumexp(exponents):
 
 
 def _value(problem, penalty, weights):
-    exponents = problem.log_weights + problem.node_features @ weights
+    exponents = problem.exponents(weights)
     partitions = _logsumexp(exponents)
     value = weights @ problem.mean_feature - problem.shares @ partitions - 0.5 * penalty * weights @ weights
     return value, exponents, partitions
 
 
 def _derivatives(problem, penalty, weights, exponents, partitions):
-    features = problem.node_features
     probabilities = np.exp(exponents - partitions[:, None])
-    means = (probabilities[:, None, :] @ features)[:, 0]
-    gradient = problem.mean_feature - problem.shares @ means - penalty * weights
-    masses = (problem.shares[:, None] * probabilities).ravel()
-    live = masses > NEGLIGIBLE * masses.max()
-    scaled = features.reshape(-1, weights.size)[live] * np.sqrt(masses[live])[:, None]
-    weighted = means * np.sqrt(problem.shares)[:, None]
-    hessian = scaled.T @ scaled - weighted.T @ weighted
+    means = probabilities @ problem.node_features
+    expected = problem.condition_features.T @ (problem.shares[:, None] * means)
+    gradient = problem.mean_feature - expected.ravel() - penalty * weights
+    hessian = np.zeros((weights.size, weights.size))
+    for rows in _blocks(problem):
+        hessian += _information(problem, probabilities[rows], means[rows], rows)
     hessian[np.diag_indices_from(hessian)] += penalty
     return gradient, hessian
+
+
+def _information(problem, probabilities, means, rows):
+    """Return ``sum_c share_c (phi_c phi_c^T) x Cov_c[psi]`` over some conditions, as a matrix."""
+    phi, shares, psi = problem.condition_features[rows], problem.shares[rows], problem.node_features
+    if len(phi) == 1:
+        live = probabilities[0] > NEGLIGIBLE * probabilities[0].max()
+        scaled = psi[live] * np.sqrt(probabilities[0, live])[:, None]
+        covariances = (scaled.T @ scaled)[None]
+    else:
+        covariances = np.matmul((probabilities[:, :, None] * psi).transpose(0, 2, 1), psi)
+    covariances -= means[:, :, None] * means[:, None, :]
+    a, b = phi.shape[1], psi.shape[1]
+    outer = (phi[:, :, None] * (shares[:, None, None] * phi[:, None, :])).reshape(len(phi), a * a)
+    blocks = (outer.T @ covariances.reshape(len(phi), b * b)).reshape(a, a, b, b)
+    return blocks.transpose(0, 2, 1, 3).reshape(a * b, a * b)
+
+
+def _blocks(problem):
+    """Return slices of the conditions, each small enough for its (condition, node, feature) array."""
+    conditions, (nodes, b), a = len(problem.shares), problem.node_features.shape, problem.condition_features.shape[1]
+    size = max(1, BLOCK_NUMBERS // max(nodes * b, a * a))
+    return [slice(start, start + size) for start in range(0, conditions, size)]
 
 
 def _factored(hessian):
@@ -139,8 +181,7 @@ def _line_search(problem, penalty, weights, step, value, decrement):
 
 
 def _expected_features(problem, weights):
-    """Return ``sum_c share_c E_c[features]`` for each row of weights."""
-    exponents = problem.log_weights[..., None] + problem.node_features @ weights.T
-    masses = problem.shares[:, None, None] * np.exp(exponents - _logsumexp(exponents)[:, None])
-    features = problem.node_features.reshape(-1, problem.node_features.shape[-1])
-    return masses.reshape(-1, len(weights)).T @ features
+    """Return ``sum_c share_c E_c[features]`` for each row of weights, with a single condition."""
+    exponents = (problem.log_weights[0] + weights @ problem.node_features.T)[:, :, None]
+    masses = np.exp(exponents - _logsumexp(exponents)[:, None])
+    return masses[:, :, 0] @ problem.node_features

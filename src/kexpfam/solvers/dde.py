@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.nodes import effective_share, importance_nodes
+from kexpfam.nodes import effective_share
 from kexpfam.objective import Problem
 from kexpfam.solvers.doubly_dual import DoublyDual
 from kexpfam.solvers.loop import Status, run
 from kexpfam.solvers.reference import distil
-from kexpfam.solvers.task import Solution, Task, continuation, likelihood
+from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, likelihood
 from kexpfam.transports import Identity, Sampler
 
 # Next to the solution the players need small steps; far from it they need the paper's order of magnitude.
@@ -74,7 +74,8 @@ class DDE(eqx.Module):
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
         weights, facts = outcome.state.point.f_weights, {}
         if self.polish:
-            weights, facts = self._polish(task, weights, reference if self.start == "warm" else task.proposal, key=polish_key)
+            near = self.start == "warm" and task.sample.condition.shape[1] == 0
+            weights, facts = self._polish(task, weights, reference if near else task.proposal, key=polish_key)
         sampler, judged = self._choose_sampler(task, weights, reference, outcome.state.averaged, key=judge_key)
         finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
         optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
@@ -85,25 +86,25 @@ class DDE(eqx.Module):
         if self.start == "cold":
             return jnp.zeros(task.space.size), task.base
         nodes_key, distil_key = jr.split(key)
-        optimum = continuation(
-            likelihood(task, importance_nodes(task.base, task.proposal, self.nodes, key=nodes_key)), task.rkhs_penalty
-        )
+        nodes = integration_nodes(task, task.proposal, self.nodes, key=nodes_key)
+        optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
         return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
 
     def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
-        nodes = importance_nodes(task.base, proposal, self.nodes, key=key)
-        problem = likelihood(task, nodes)
+        problem = likelihood(task, integration_nodes(task, proposal, self.nodes, key=key))
         optimum = continuation(problem, task.rkhs_penalty, start=np.asarray(weights) if self.start == "warm" else None)
-        share = effective_share(nodes.log_weights + problem.node_features[0] @ optimum.weights)
+        share = effective_share(problem.exponents(optimum.weights)[0])
         return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
 
     def _choose_sampler(self, task, weights, reference, transport, *, key):
         """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
         trained, plain = Sampler(reference, transport, task.base), Sampler(reference, Identity(), task.base)
+        row_key, draw_key = jr.split(key)
+        conditions = np.asarray(task.sample.condition)[jr.randint(row_key, (JUDGED_DRAWS,), 0, len(task.sample))]
         divergences = {}
         for name, sampler in {"trained": trained, "reference": plain}.items():
-            draws = sampler.weighted_draws(JUDGED_DRAWS, key=key)
-            log_p = task.tilt(weights).values(draws.points) + task.base.log_densities(draws.points)
+            draws = sampler.weighted_draws(conditions, key=draw_key)
+            log_p = task.tilt(weights).values(draws.points, conditions) + task.base.log_densities(draws.points)
             divergences[name] = float(np.mean(draws.log_density - log_p))
         gain = divergences["reference"] - divergences["trained"]
         keep = self.start == "cold" or gain >= 0.0
@@ -113,5 +114,5 @@ class DDE(eqx.Module):
 @eqx.filter_jit
 def _snapshot(problem: Problem, state, key):
     """Return sampler draws on noise that is the same at every step, in model units."""
-    empty = jnp.zeros((SNAPSHOT_DRAWS, problem.sample.condition.shape[1]))
-    return Sampler(problem.reference, state.averaged, problem.base).draw(empty, key=key)
+    conditions = problem.sample.condition[jnp.arange(SNAPSHOT_DRAWS) % len(problem.sample)]
+    return Sampler(problem.reference, state.averaged, problem.base).draw(conditions, key=key)

@@ -6,10 +6,11 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.nodes import GRID_DIMS, grid_nodes
+from kexpfam.references import TiltedCells
 from kexpfam.solvers import convex
 from kexpfam.solvers.loop import Status
 from kexpfam.solvers.reference import distil
-from kexpfam.solvers.task import Solution, Task, continuation, likelihood, node_features
+from kexpfam.solvers.task import CONDITIONAL_FINENESS, Solution, Task, continuation, likelihood
 from kexpfam.transports import Identity, Sampler
 
 # The integral on a finer grid may differ by this much (nats) before the grid is called too coarse.
@@ -23,19 +24,25 @@ class Exact(eqx.Module):
     fineness: float = 1.0
 
     def solve(self, task: Task, *, key: Key[Array, ""], report=None, checkpoint=None) -> Solution:
-        """Return the maximiser of the penalised likelihood, and a mixture distilled from it as sampler."""
-        data = np.asarray(task.sample.target)
-        if data.shape[1] > GRID_DIMS:
+        """Return the maximiser of the penalised likelihood, and a sampler that follows it.
+
+        The sampler is a distilled mixture, or under conditions the grid's own cells.
+        """
+        data, conditional = np.asarray(task.sample.target), task.sample.condition.shape[1] > 0
+        most = max(CONDITIONAL_FINENESS) if conditional else GRID_DIMS
+        if data.shape[1] > most:
             raise ValueError(
-                f"solver='exact' integrates over at most {GRID_DIMS} dimensions and f depends on {data.shape[1]}: "
-                "use solver='dde'."
+                f"solver='exact' integrates over at most {most} dimensions and f depends on {data.shape[1]}: use solver='dde'."
             )
-        nodes = grid_nodes(task.base, data, fineness=self.fineness)
-        optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
-        error = self._grid_error(task, optimum, data)
-        reference = distil(task, optimum.weights, key=key)
+        fineness = self.fineness * (CONDITIONAL_FINENESS[data.shape[1]] if conditional else 1.0)
+        optimum = continuation(likelihood(task, grid_nodes(task.base, data, fineness=fineness)), task.rkhs_penalty)
+        error = self._grid_error(task, optimum, data, fineness)
+        weights = jnp.asarray(optimum.weights)
+        reference = (
+            TiltedCells.on_grid(task.tilt(weights), data, fineness=fineness) if conditional else distil(task, weights, key=key)
+        )
         return Solution(
-            weights=jnp.asarray(optimum.weights),
+            weights=weights,
             sampler=Sampler(reference, Identity(), task.base),
             status=_status(optimum.converged, error),
             trace={},
@@ -46,12 +53,8 @@ class Exact(eqx.Module):
             },
         )
 
-    def _grid_error(self, task: Task, optimum: convex.Optimum, data: np.ndarray) -> float:
-        nodes = grid_nodes(task.base, data, fineness=FINER * self.fineness)
-        features, shares = node_features(task.space, task.sample.condition, nodes)
-        finer = convex.Likelihood(
-            np.zeros(task.space.size), features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares
-        )
+    def _grid_error(self, task: Task, optimum: convex.Optimum, data: np.ndarray, fineness: float) -> float:
+        finer = likelihood(task, grid_nodes(task.base, data, fineness=FINER * fineness))
         return float(np.max(np.abs(convex.log_partitions(finer, optimum.weights) - optimum.log_partitions)))
 
 

@@ -11,7 +11,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.objective import Problem
 from kexpfam.progress import Listener, Report
 
 # A gap between sampler and density beyond this (in nats) is no longer an error to be worked off but a run-away.
@@ -69,7 +68,7 @@ def _chunk(problem, solver, state, key, length: int):
 
 
 def run(
-    problem: Problem,
+    problem: Any,
     solver,
     state,
     *,
@@ -115,13 +114,14 @@ def run(
 
 
 def _flatten(health) -> dict[str, np.ndarray]:
-    """Return the health record as flat named series, the saddle terms and their value among them."""
-    flat = {name: np.asarray(series) for name, series in health.terms._asdict().items()}
-    flat["value"] = np.asarray(health.terms.value)
-    flat |= {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
+    """Return the health record as flat named series; of a saddle point, its terms and their value among them."""
+    flat = {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
+    if hasattr(health, "terms"):
+        flat |= {name: np.asarray(series) for name, series in health.terms._asdict().items()}
+        flat["value"] = np.asarray(health.terms.value)
     return flat
 
 
 def _is_healthy(row: dict[str, np.ndarray]) -> bool:
     finite = all(np.all(np.isfinite(series)) for series in row.values())
-    return finite and float(np.median(row["sampler_gap"])) < DIVERGED_GAP
+    return finite and float(np.median(row.get("sampler_gap", 0.0))) < DIVERGED_GAP

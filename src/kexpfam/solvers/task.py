@@ -5,11 +5,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+import scipy.sparse
+from jaxtyping import Array, Float, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.nodes import Nodes
-from kexpfam.potentials import AbstractFeatureSpace, Tilt
+from kexpfam.nodes import Nodes, grid_nodes, importance_nodes
+from kexpfam.potentials import FeatureSpace, Tilt
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
 from kexpfam.solvers.loop import Status
@@ -17,6 +18,8 @@ from kexpfam.transports import Sampler
 
 # The continuation in the penalty starts where two Newton steps solve the problem, and follows it down.
 FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
+# Grids of the target that are fine enough for densities under a condition, by its dimensions: as shares of the finest.
+CONDITIONAL_FINENESS = {1: 1.0, 2: 0.4}
 
 
 class Task(eqx.Module):
@@ -28,7 +31,7 @@ class Task(eqx.Module):
 
     sample: Sample
     base: AbstractMeasure
-    space: AbstractFeatureSpace
+    space: FeatureSpace
     rkhs_penalty: float
     proposal: AbstractMeasure
 
@@ -50,21 +53,62 @@ class Solution(NamedTuple):
 
 def likelihood(task: Task, nodes: Nodes) -> convex.Likelihood:
     """Return the convex likelihood of the task with its partition functions on the nodes."""
-    sample = task.sample
-    mean = task.space.matrix(sample.target, sample.condition).mean(0)
-    features, shares = node_features(task.space, sample.condition, nodes)
-    return convex.Likelihood(mean, features, np.broadcast_to(nodes.log_weights, features.shape[:2]), shares)
+    sample, space = task.sample, task.space
+    conditions = distinct_conditions(sample)
+    psi = space.target.matrix(sample.target)
+    phi = space.condition.matrix(conditions.values)
+    # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
+    mean = conditions.totals(psi).T @ phi / len(sample)
+    return convex.Likelihood(mean.T.ravel(), space.target.matrix(nodes.points), nodes.log_weights[None], conditions.shares, phi)
 
 
-def node_features(space: AbstractFeatureSpace, condition, nodes: Nodes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (c, j, r) of every node under every distinct condition, and each condition's share (c,)."""
-    distinct, counts = np.unique(np.asarray(condition), axis=0, return_counts=True)
-    if condition.shape[1] == 0:
-        distinct, counts = np.zeros((1, 0)), np.array([len(condition)])
-    c, j = len(distinct), len(nodes.points)
-    return space.matrix(np.tile(nodes.points, (c, 1)), np.repeat(distinct, j, axis=0)).reshape(
-        c, j, space.size
-    ), counts / counts.sum()
+class Conditions(NamedTuple):
+    """The distinct conditions of a sample, and which of them each row has."""
+
+    values: np.ndarray  # (c, p)
+    membership: np.ndarray  # (n,)
+
+    @property
+    def shares(self) -> np.ndarray:
+        return np.bincount(self.membership, minlength=len(self.values)) / len(self.membership)
+
+    def totals(self, rows: np.ndarray) -> np.ndarray:
+        """Return the sums of the rows of each condition, (c, r)."""
+        shape = (len(self.values), len(rows))
+        return scipy.sparse.csr_array((np.ones(len(rows)), (self.membership, np.arange(len(rows)))), shape) @ rows
+
+
+def distinct_conditions(sample: Sample) -> Conditions:
+    """Return the distinct conditions; rows without a condition all have the same, empty one."""
+    if sample.condition.shape[1] == 0:
+        return Conditions(np.zeros((1, 0)), np.zeros(len(sample), int))
+    values, membership = np.unique(np.asarray(sample.condition), axis=0, return_inverse=True)
+    return Conditions(values, membership.ravel())
+
+
+def integration_nodes(
+    task: Task, proposal: AbstractMeasure, count: int, *, fineness: float = 1.0, key: Key[Array, ""]
+) -> Nodes:
+    """Return nodes for the task's partition functions: draws from base and proposal.
+
+    With conditions the same nodes serve all of them, and draws that suit the one are rare for the other; so a grid is
+    used wherever the target has few enough dimensions for one.
+    """
+    dim = task.sample.target.shape[1]
+    if task.sample.condition.shape[1] and dim in CONDITIONAL_FINENESS:
+        data = np.asarray(task.sample.target)
+        return grid_nodes(task.base, data, fineness=fineness * CONDITIONAL_FINENESS[dim])
+    return importance_nodes(task.base, proposal, count, key=key)
+
+
+def conditional_probabilities(task: Task, weights, nodes: Nodes, conditions: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the nodes under each condition, (c, j)."""
+    phi, psi = task.space.condition.matrix(conditions), task.space.target.matrix(nodes.points)
+    shares = np.full(len(phi), 1.0 / len(phi))
+    exponents = convex.Likelihood(np.zeros(0), psi, nodes.log_weights[None], shares, phi).exponents(np.asarray(weights))
+    exponents -= exponents.max(axis=1, keepdims=True)
+    masses = np.exp(exponents)
+    return masses / masses.sum(axis=1, keepdims=True)
 
 
 def continuation(problem: convex.Likelihood, penalty: float, *, start: np.ndarray | None = None) -> convex.Optimum:
