@@ -5,7 +5,7 @@
     python benchmarks/conditional.py larger           # NOxEmissions against simple competitors
     python benchmarks/conditional.py table            # the tables, from the records alone, into the README
 
-Every half is standardised by its training part, all selection happens inside it, and the normaliser is exact. The data come from
+Every half is standardised by its training part, all selection happens inside it, the normaliser is exact. The data come from
 `kexpfam.datasets.load_benchmark`; KEXPFAM_BENCHMARK_DATA names the folder for the sets that no package has.
 """
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/conditional.md"])
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / page).read_text())
@@ -33,8 +33,9 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_readme_table_is_the_rendering_of_the_records():
-    spec = importlib.util.spec_from_file_location("unconditional", ROOT / "benchmarks/unconditional.py")
+@pytest.mark.parametrize("name", ["unconditional", "conditional"])
+def test_the_readme_table_is_the_rendering_of_the_records(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     shown = (ROOT / "README.md").read_text().split(benchmark.BEGIN)[1].split(benchmark.END)[0].strip()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from kexpfam import estimators, storage, tables
 from kexpfam.datasets import SYNTHETIC
-from kexpfam.estimators import KernelExpFamily
+from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES
 
@@ -35,12 +36,15 @@ Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 
 
 @app.command(
-    epilog="Examples:  kexpfam fit two-moons -o moons.kexpfam   ·   kexpfam fit data.csv --columns a,b -o model.kexpfam"
+    epilog="Examples:  kexpfam fit two-moons -o moons.kexpfam   ·   kexpfam fit data.csv --columns a,b -o model.kexpfam   ·   "
+    "kexpfam fit data.csv --target y --features a,b -o model.kexpfam"
 )
 def fit(
     data: Annotated[str, typer.Argument(help=f"A .csv, .npy or .parquet file, or one of {', '.join(SYNTHETIC)}.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
     columns: Columns = None,
+    target: Annotated[str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")] = None,
+    features: Annotated[str | None, typer.Option(help="Columns to predict from; default: all but the target.")] = None,
     solver: Annotated[str, typer.Option(help=f"One of {', '.join(estimators.SOLVERS)}.")] = "dde",
     kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "gaussian",
     base: Annotated[str | None, typer.Option(help=f"One of {', '.join(BASES)}; default: chosen from the data.")] = None,
@@ -51,52 +55,74 @@ def fit(
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Fit a density to a table of numbers and store the model."""
+    """Fit a density to a table of numbers, or that of a target given features, and store the model."""
     _need_folder(output)
-    values = _training_table(data, columns, rows, seed)
-    estimator = KernelExpFamily(
-        kernel=kernel,
-        base=base,
-        lengthscale=lengthscale,
-        rkhs_penalty=rkhs_penalty,
-        solver=solver,
-        random_state=seed,
-        checkpoint=checkpoint,
-        progress=not quiet and sys.stderr.isatty(),
-    )
-    estimator.fit(values.values)
-    estimator.column_names_ = values.names
+    settings = {
+        "kernel": kernel,
+        "base": base,
+        "lengthscale": lengthscale,
+        "rkhs_penalty": rkhs_penalty,
+        "solver": solver,
+        "random_state": seed,
+        "checkpoint": checkpoint,
+        "progress": not quiet and sys.stderr.isatty(),
+    }
+    if target is not None:
+        estimator, said = _fit_conditional(_training_pair(data, target, features, columns), settings)
+    elif features is not None:
+        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
+    else:
+        estimator, said = _fit_density(_training_table(data, columns, rows, seed), settings)
     estimator.save(output)
-    won = estimator.selection_.chosen
-    settings = (
-        f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
-    )
-    typer.echo(f"fitted {len(values.values)} rows of {len(values.names)} columns: {settings}")
-    typer.echo(f"mean log density of the training rows {estimator.score(values.values):.4f}; written to {output}")
+    typer.echo(f"fitted {said}; written to {output}")
 
 
 @app.command(epilog="Example:  kexpfam score model.kexpfam new.csv -o scores.csv")
-def score(model: Model, data: Data, columns: Columns = None, output: Output = None) -> None:
+def score(
+    model: Model,
+    data: Data,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns to use, comma-separated; default: all, or those that a conditional model was fitted to."),
+    ] = None,
+    output: Output = None,
+) -> None:
     """Write the log density of each row; their mean goes to standard error."""
-    estimator = estimators.load(model)
-    table = tables.read_table(data, _split(columns))
-    log_density = estimator.score_samples(table.values)
+    estimator = _load(model)
+    chosen = _split(columns)
+    rows = _pair(estimator, data, chosen) if _is_conditional(estimator) else (tables.read_table(data, chosen).values,)
+    log_density = estimator.score_samples(*rows)
     _write(output, ["log_density"], log_density[:, None])
     typer.echo(f"mean log density {log_density.mean():.4f} over {len(log_density)} rows", err=True)
 
 
-@app.command(epilog="Example:  kexpfam sample model.kexpfam -n 5000 -o draws.csv")
+@app.command(
+    epilog="Examples:  kexpfam sample model.kexpfam -n 5000 -o draws.csv   ·   "
+    "kexpfam sample conditional.kexpfam --at new.csv -n 100 -o draws.csv"
+)
 def sample(
     model: Model,
-    number: Annotated[int, typer.Option("--number", "-n", help="How many draws.")] = 1000,
+    number: Annotated[int, typer.Option("--number", "-n", help="How many draws, of each row of --at if that is given.")] = 1000,
+    at: Annotated[
+        Path | None, typer.Option(help="A table of features to draw targets for, if the model is conditional.")
+    ] = None,
     refine: Annotated[int, typer.Option(help="Steps of HMC after importance resampling; 0 is the learned sampler alone.")] = 0,
     output: Output = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw from the model."""
-    estimator = estimators.load(model)
-    draws = estimator.sample(number, random_state=seed, refine=refine)
-    _write(output, _names(estimator, draws.shape[1]), draws)
+    """Draw from the model; the draws of a conditional one carry the row of --at that they belong to, from 0."""
+    estimator = _load(model)
+    if _is_conditional(estimator):
+        features, targets = _column_names(estimator)
+        if at is None:
+            raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
+        draws = estimator.sample(tables.read_values(at, features), number, random_state=seed, refine=refine)
+        rows = [(row, *np.atleast_1d(draw)) for row, of_row in enumerate(draws) for draw in of_row]
+        _write(output, ["row", *targets], rows)
+    else:
+        _refuse_option("--at", at)
+        draws = estimator.sample(number, random_state=seed, refine=refine)
+        _write(output, _names(estimator, draws.shape[1]), draws)
 
 
 @app.command(epilog="Example:  kexpfam plot model.kexpfam -o model.png")
@@ -106,22 +132,35 @@ def plot(
     trace: Annotated[bool, typer.Option("--trace", help="Show the saddle steps instead of the density.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Draw the density, the learned f, and data beside samples."""
+    """Draw the density, the learned f, and data beside samples; of a conditional model, its intervals and the data."""
     from kexpfam import report  # matplotlib is slow to import and only this command needs it
 
     _need_folder(output)
-    estimator = estimators.load(model)
-    figure = (
-        report.plot_trace(estimator) if trace else report.plot_density(estimator, estimator.training_data_, random_state=seed)
-    )
+    estimator = _load(model)
+    if trace:
+        figure = report.plot_trace(estimator)
+    elif _is_conditional(estimator):
+        figure = report.plot_conditional(estimator)
+    else:
+        figure = report.plot_density(estimator, estimator.training_data_, random_state=seed)
     figure.savefig(output, dpi=150)
     typer.echo(f"written to {output}")
 
 
-@app.command(epilog="Example:  kexpfam diagnose model.kexpfam")
-def diagnose(model: Model, seed: Seed = 0) -> None:
+@app.command(epilog="Examples:  kexpfam diagnose model.kexpfam   ·   kexpfam diagnose conditional.kexpfam --data held_out.csv")
+def diagnose(
+    model: Model,
+    data: Annotated[
+        Path | None, typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
     """Say whether the fit is good, and what to do if it is not."""
-    typer.echo(str(estimators.load(model).diagnose(random_state=seed)))
+    estimator = _load(model)
+    if not _is_conditional(estimator):
+        _refuse_option("--data", data)
+    held_out = () if data is None else _pair(estimator, data)
+    typer.echo(str(estimator.diagnose(*held_out, random_state=seed)))
 
 
 def main() -> None:
@@ -141,11 +180,73 @@ def main() -> None:
         sys.exit(2)
 
 
+def _fit_density(table: tables.Table, settings: dict) -> tuple[KernelExpFamily, str]:
+    """Return the fitted model and what there is to say of it."""
+    estimator = KernelExpFamily(**settings).fit(table.values)
+    estimator.column_names_ = table.names
+    won = estimator.selection_.chosen
+    chosen = (
+        f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
+    )
+    return estimator, _said(f"{len(table.names)} columns", chosen, estimator, table.values)
+
+
+def _fit_conditional(pair: tuple[tables.Table, tables.Table], settings: dict) -> tuple[ConditionalKernelExpFamily, str]:
+    """Return the fitted model and what there is to say of it."""
+    features, targets = pair
+    X, y = features.values, targets.values[:, 0] if len(targets.names) == 1 else targets.values
+    estimator = ConditionalKernelExpFamily(**settings).fit(X, y)
+    estimator.column_names_, estimator.target_names_ = features.names, targets.names
+    found = estimator.selection_.settings
+    scales = ", ".join(f"{scale:.3g}" for scale in found.condition_lengthscale)
+    chosen = f"length scale {found.lengthscale:.3g}, of the features {scales}, penalty {found.rkhs_penalty:.0e}"
+    return estimator, _said(f"{', '.join(targets.names)} given {', '.join(features.names)}", chosen, estimator, X, y)
+
+
+def _said(what: str, settings: str, estimator, *rows: np.ndarray) -> str:
+    return f"{len(rows[0])} rows of {what}: {settings}\nmean log density of the training rows {estimator.score(*rows):.4f}"
+
+
 def _training_table(data: str, columns: str | None, rows: int, seed: int) -> tables.Table:
     if data in SYNTHETIC:
         values = SYNTHETIC[data]().sample(rows, random_state=seed)
-        return tables.Table([f"x{j}" for j in range(values.shape[1])], values)
+        return tables.Table(tables.numbered(values.shape[1]), values)
     return tables.read_table(Path(data), _split(columns))
+
+
+def _training_pair(data: str, target: str, features: str | None, columns: str | None) -> tuple[tables.Table, tables.Table]:
+    if columns is not None:
+        raise ValueError("--columns is for densities without a target; with --target use --features.")
+    if data in SYNTHETIC:
+        raise ValueError(f"{data} is a built-in set without a target; --target is for files.")
+    return tables.read_pair(Path(data), _split(target) or [], _split(features))
+
+
+def _load(model: Path):
+    """Return the stored estimator."""
+    estimator = estimators.load(model)
+    # Which column is which is settled here; scikit-learn would warn that the bare arrays it is given have no names.
+    vars(estimator).pop("feature_names_in_", None)
+    return estimator
+
+
+def _is_conditional(estimator) -> bool:
+    return isinstance(estimator, ConditionalKernelExpFamily)
+
+
+def _refuse_option(name: str, value: Path | None) -> None:
+    if value is not None:
+        raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
+
+
+def _pair(estimator, data: Path, columns: list[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features and targets of the file, under the names that the model knows or those given in the same order."""
+    features, targets = _column_names(estimator)
+    known = [*features, *targets]
+    if columns is not None and len(columns) != len(known):
+        raise ValueError(f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}.")
+    values = tables.read_values(data, known) if columns is None else tables.read_table(data, columns).values
+    return values[:, : len(features)], values[:, len(features) :]
 
 
 def _need_folder(output: Path) -> None:
@@ -160,14 +261,20 @@ def _split(columns: str | None) -> list[str] | None:
 
 
 def _names(estimator, width: int) -> list[str]:
-    return getattr(estimator, "column_names_", None) or [f"x{j}" for j in range(width)]
+    return getattr(estimator, "column_names_", None) or tables.numbered(width)
 
 
-def _write(output: Path | None, names: list[str], values: np.ndarray) -> None:
+def _column_names(estimator: ConditionalKernelExpFamily) -> tuple[list[str], list[str]]:
+    """Return the names of features and targets."""
+    count = estimator.density_.scaling.shift.size
+    targets = getattr(estimator, "target_names_", None) or (["y"] if count == 1 else tables.numbered(count, "y"))
+    return _names(estimator, estimator.n_features_in_), targets
+
+
+def _write(output: Path | None, names: list[str], rows: Collection[Collection[float]]) -> None:
     if output is not None:
-        tables.write_csv(output, names, values)
-        typer.echo(f"{len(values)} rows written to {output}", err=True)
+        tables.write_csv(output, names, rows)
+        typer.echo(f"{len(rows)} rows written to {output}", err=True)
         return
-    typer.echo(",".join(names))
-    for row in values:
-        typer.echo(",".join(repr(float(cell)) for cell in row))
+    for row in (names, *rows):
+        typer.echo(",".join(map(str, row)))

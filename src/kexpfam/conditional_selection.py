@@ -26,20 +26,19 @@ from kexpfam.solvers import convex
 from kexpfam.solvers.task import Task, distinct_conditions, likelihood
 
 FOLDS, REPEATS = 5, 2
-# With fewer rows than this, folds leave out a tenth instead of a fifth.
-FEW_ROWS = 60
 # Settings are ranked on this many rows at most.
 MOST_ROWS = 600
 MOST_CENTRES = 400
 # Centres of the target: this far apart (length scales) and beyond the data (standard deviations), and so many at most.
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100
+CENTRE_COUNTS = (6, 9, 14, 20, 30, 45, 68, 100)
 # Features of condition and target while ranking; the fit itself keeps more.
 CONDITION_FEATURES, TARGET_FEATURES = 24, 10
 SELECTION_FLOOR = 1e-6
 # The grid of the target while ranking, by its number of dimensions, and draws where there is no grid.
 SELECTION_FINENESS = {1: 0.25, 2: 0.25}
 SELECTION_NODES = 1024
-PENALTIES = 10.0 ** np.arange(0.0, -6.1, -0.5)
+PENALTIES = 10.0 ** np.arange(0.0, -6.5, -1.0)
 PATIENCE = 2
 FOLD_STEPS, FOLD_TOLERANCE = 3, 1e-3
 # A step of the walk must gain this much (nats).
@@ -285,7 +284,7 @@ class _Ranking:
 
     def _rows(self, settings: ConditionalSettings) -> np.ndarray:
         """Return the score of each row at these settings, reached from the larger penalties."""
-        warm = [penalty for penalty in PENALTIES[::2] if penalty > 3.0 * settings.rkhs_penalty]
+        warm = [penalty for penalty in PENALTIES if penalty > 3.0 * settings.rkhs_penalty]
         self.path(settings, [*warm[-2:], settings.rkhs_penalty])
         return self.row_scores[-1]
 
@@ -328,7 +327,7 @@ class _Folds:
 
 def _folds(rows: int, seed: int) -> np.ndarray:
     """Return masks of the rows that each fit leaves out, (fits, rows)."""
-    count = min(2 * FOLDS if rows < FEW_ROWS else FOLDS, rows)
+    count = min(FOLDS, rows)
     rng = np.random.default_rng(seed)
     return np.concatenate([(rng.permutation(rows) % count) == np.arange(count)[:, None] for _ in range(REPEATS)])
 
@@ -380,5 +379,7 @@ def target_centres(targets: np.ndarray, lengthscale: float, *, seed: int) -> np.
         distinct = np.unique(targets, axis=0)
         return distinct[spread_rows(distinct, MOST_TARGET_CENTRES, seed=seed)]
     low, high = targets.min() - CENTRE_MARGIN, targets.max() + CENTRE_MARGIN
-    count = int(np.clip(np.ceil((high - low) / (CENTRE_SPACING * lengthscale)), 6, MOST_TARGET_CENTRES))
+    needed = (high - low) / (CENTRE_SPACING * lengthscale)
+    # One of few numbers, because each compiles programs of its own.
+    count = min((count for count in CENTRE_COUNTS if count >= needed), default=MOST_TARGET_CENTRES)
     return np.linspace(low, high, count)[:, None]

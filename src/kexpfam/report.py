@@ -1,5 +1,6 @@
 """Pictures of densities: what a person looks at before reading any number."""
 
+import warnings
 from collections.abc import Sequence
 
 import matplotlib
@@ -7,6 +8,7 @@ import matplotlib
 matplotlib.use("Agg", force=False)
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+import scipy.stats  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 GRID_POINTS = 160
@@ -70,6 +72,65 @@ def plot_snapshots(estimator, *, most: int = 6) -> Figure:
     return figure
 
 
+def plot_conditional(estimator, X=None, y=None, *, feature: int = 0, coverages: Sequence[float] = (0.5, 0.9)) -> Figure:
+    """Return the median of y and its central intervals along one feature, with the training data or those given as points.
+
+    The other features are held at their training medians; the points have values of their own there, so that they need not
+    fill the intervals as they do where there is one feature.
+    """
+    trained, targets = estimator.training_data_
+    if targets.ndim == 2 and targets.shape[1] > 1:
+        raise ValueError("intervals are for targets of one dimension: use plot_given(estimator.given(x)) for this model.")
+    if not 0 <= feature < trained.shape[1]:
+        raise ValueError(f"feature must be from 0 to {trained.shape[1] - 1}, got {feature}.")
+    if (X is None) != (y is None):
+        raise ValueError("give both X and y, or neither to see the training data.")
+    shown, targets = (trained, targets) if X is None else (np.asarray(X), np.asarray(y))
+    grid = np.tile(np.median(trained, axis=0), (GRID_POINTS, 1))
+    grid[:, feature] = np.linspace(shown[:, feature].min(), shown[:, feature].max(), GRID_POINTS)
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    with warnings.catch_warnings():
+        # A model fitted to a frame misses the names of its columns in a bare array.
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+        _bands(axis, estimator, grid, feature, coverages)
+    axis.scatter(shown[:, feature], targets.ravel(), s=8, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data")
+    names = getattr(estimator, "column_names_", None) or [f"x{j}" for j in range(trained.shape[1])]
+    axis.set_xlabel(names[feature] + (" (the other features at their medians)" if len(names) > 1 else ""))
+    axis.set_ylabel((getattr(estimator, "target_names_", None) or ["y"])[0])
+    figure.legend(loc="outside upper center", ncols=2 + len(coverages))
+    return figure
+
+
+def plot_calibration(diagnosis) -> Figure:
+    """Return the histogram of held-out PIT values and the coverage of central intervals.
+
+    The grey bands hold what chance does to a perfect model in 95 % of cases, for each bar and each level by itself.
+    """
+    calibration = getattr(diagnosis, "calibration", None)
+    if calibration is None:
+        raise ValueError("this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model.")
+    figure, axes = plt.subplots(1, 2, figsize=(9.0, 4.0), layout="constrained")
+    _plot_pit(axes[0], calibration)
+    _plot_coverage(axes[1], calibration)
+    return figure
+
+
+def plot_given(given, *, n_samples: int = 1000, random_state=0) -> Figure:
+    """Return the density under one condition with draws of the sampler; the draws alone, if y has two dimensions or more."""
+    draws = given.sample(n_samples, random_state=random_state).reshape(n_samples, -1)
+    figure, axis = plt.subplots(figsize=(5.0, 3.8), layout="constrained")
+    if draws.shape[1] == 1:
+        _line(axis, given, draws, around=draws)
+        axis.set_xlabel("y")
+        axis.legend()
+    else:
+        _draws(axis, draws[:, :2])
+        axis.set_xlabel("y, dimension 0")
+        axis.set_ylabel("y, dimension 1")
+        axis.set_title("draws of the sampler")
+    return figure
+
+
 def _plot_plane(estimator, data, draws) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(13.0, 4.3), layout="constrained")
     everything = np.concatenate([data, draws])
@@ -102,15 +163,56 @@ def _plot_plane(estimator, data, draws) -> Figure:
 
 def _plot_line(estimator, data, draws) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained")
-    margin = 0.1 * np.ptp(data)
-    points = np.linspace(data.min() - margin, data.max() + margin, 400)[:, None]
     axes[0].hist(data[:, 0], bins=40, density=True, color=DATA_COLOUR, alpha=0.3, label="data")
-    axes[0].hist(draws[:, 0], bins=40, density=True, histtype="step", color=SAMPLE_COLOUR, label="draws")
-    axes[0].plot(points[:, 0], np.exp(estimator.score_samples(points)), color="black", label="density")
+    points = _line(axes[0], estimator, draws, around=data)
     axes[0].legend()
     axes[1].plot(points[:, 0], estimator.potential(points), color="black")
     axes[1].set_title("learned f")
     return figure
+
+
+def _line(axis, density, draws, *, around) -> np.ndarray:
+    """Draw a density on the line over a histogram of its draws, and return the points where it was evaluated."""
+    margin = 0.1 * np.ptp(around)
+    points = np.linspace(around.min() - margin, around.max() + margin, 400)[:, None]
+    axis.hist(draws[:, 0], bins=40, density=True, histtype="step", color=SAMPLE_COLOUR, label="draws")
+    axis.plot(points[:, 0], np.exp(density.score_samples(points)), color="black", label="density")
+    return points
+
+
+def _bands(axis, estimator, grid, feature: int, coverages) -> None:
+    colours = plt.get_cmap("Blues")(np.linspace(0.2, 0.4, len(coverages)))
+    # The wide intervals lie under the narrow ones.
+    for coverage, colour in zip(sorted(coverages, reverse=True), colours, strict=True):
+        limits = estimator.interval(grid, coverage).T
+        axis.fill_between(grid[:, feature], *limits, color=colour, linewidth=0, label=f"{coverage:.0%} interval")
+    axis.plot(grid[:, feature], estimator.quantile(grid, 0.5), color=SAMPLE_COLOUR, label="median")
+
+
+def _plot_pit(axis, calibration) -> None:
+    bins = len(calibration.histogram)
+    middles, rows = (np.arange(bins) + 0.5) / bins, calibration.rows
+    axis.bar(middles, rows * calibration.histogram, width=1 / bins, color=SAMPLE_COLOUR, alpha=0.5, edgecolor="white")
+    axis.axhspan(*_chance(rows, 1 / bins), color="black", alpha=0.12, linewidth=0)
+    axis.axhline(rows / bins, color="black", linewidth=0.8)
+    axis.set_xlim(0.0, 1.0)
+    axis.set_xlabel("randomised PIT" if calibration.randomised else "PIT, F(y | x)")
+    axis.set_ylabel("rows")
+    axis.set_title(f"uniform if calibrated (KS p = {calibration.ks_p_value:.2g})")
+
+
+def _plot_coverage(axis, calibration) -> None:
+    levels = np.linspace(0.0, 1.0, 101)
+    low, high = _chance(calibration.rows, levels)
+    limits = (low / calibration.rows, high / calibration.rows)
+    axis.fill_between(levels, *limits, color="black", alpha=0.12, linewidth=0, label="95 % of chance")
+    axis.plot(levels, levels, color="black", linewidth=0.8, label="calibrated")
+    axis.plot(*zip(*calibration.coverage.items(), strict=True), "o", color=SAMPLE_COLOUR, label="observed")
+    axis.legend(loc="lower right")
+    axis.set_xlabel("nominal coverage")
+    axis.set_ylabel("observed coverage")
+    axis.set_title(f"central intervals, {calibration.rows} held-out rows")
+    axis.set_aspect("equal")
 
 
 def _plot_pairs(data, draws, dims) -> Figure:
@@ -125,5 +227,15 @@ def _plot_pairs(data, draws, dims) -> Figure:
 
 def _scatter(axis, data, draws) -> None:
     axis.scatter(*data.T, s=4, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data")
-    axis.scatter(*draws.T, s=4, color=SAMPLE_COLOUR, alpha=0.6, linewidths=0, label="draws")
+    _draws(axis, draws)
     axis.set_aspect("equal")
+
+
+def _draws(axis, draws) -> None:
+    axis.scatter(*draws.T, s=4, color=SAMPLE_COLOUR, alpha=0.6, linewidths=0, label="draws")
+
+
+def _chance(rows: int, shares) -> tuple[np.ndarray, np.ndarray]:
+    """Return the limits that hold a binomial count with these shares in 95 % of cases."""
+    low, high = scipy.stats.binom.interval(0.95, rows, shares)
+    return np.maximum(low, 0), high

@@ -3,6 +3,7 @@
 import csv
 import os
 import tempfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,14 @@ import numpy as np
 
 class TableError(ValueError):
     """A file cannot be used as a table of numbers; the message says why and where."""
+
+
+class MissingColumnError(TableError):
+    """A file lacks a column that was asked for; ``names`` are those it has."""
+
+    def __init__(self, message: str, names: list[str]):
+        super().__init__(message)
+        self.names = names
 
 
 class Table(NamedTuple):
@@ -30,7 +39,41 @@ def read_table(path: Path, columns: list[str] | None = None) -> Table:
     return readers[path.suffix.lower()](path, columns)
 
 
-def write_csv(path: Path, names: list[str], values: np.ndarray) -> None:
+def read_pair(path: Path, targets: list[str], features: list[str] | None = None) -> tuple[Table, Table]:
+    """Return the features and the targets in the file; the features are all other columns unless they are named."""
+    named = [*(features or []), *targets]
+    repeated = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+    if repeated:
+        raise TableError(f"{path}: column {_quoted(repeated)} is named twice; a column is one feature or one target.")
+    table = read_table(path, None if features is None else named)
+    chosen = _positions(path, table.names, targets)
+    others = [j for j in range(len(table.names)) if j not in chosen]
+    if not others:
+        raise TableError(f"{path}: no column is left for the features; there are {', '.join(table.names)}.")
+    first, second = (Table([table.names[j] for j in part], table.values[:, part]) for part in (others, chosen))
+    return first, second
+
+
+def read_values(path: Path, columns: list[str]) -> np.ndarray:
+    """Return the columns of these names, or all columns in their order if the file has no names of its own."""
+    try:
+        return read_table(path, columns).values
+    except MissingColumnError as error:
+        if error.names != numbered(len(error.names)):
+            raise
+        if len(error.names) != len(columns):
+            raise TableError(
+                f"{path}: {len(error.names)} columns without names where {len(columns)} are needed: {', '.join(columns)}."
+            ) from None
+    return read_table(path).values
+
+
+def numbered(count: int, letter: str = "x") -> list[str]:
+    """Return the names of columns that have none."""
+    return [f"{letter}{j}" for j in range(count)]
+
+
+def write_csv(path: Path, names: list[str], rows: Iterable[Collection[float]]) -> None:
     """Write a CSV file with a header; a failure leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -38,7 +81,7 @@ def write_csv(path: Path, names: list[str], values: np.ndarray) -> None:
         with os.fdopen(handle, "w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow(names)
-            writer.writerows([[repr(float(cell)) for cell in row] for row in values])
+            writer.writerows([str(cell) for cell in row] for row in rows)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -54,7 +97,7 @@ def _read_csv(path: Path, columns: list[str] | None) -> Table:
     if not rows:
         raise TableError(f"{path}: the file is empty.")
     has_header = any(not _is_number(cell) for cell in rows[0])
-    names = [cell.strip() for cell in rows[0]] if has_header else [f"x{j}" for j in range(len(rows[0]))]
+    names = [cell.strip() for cell in rows[0]] if has_header else numbered(len(rows[0]))
     body = rows[1:] if has_header else rows
     if not body:
         raise TableError(f"{path}: there is a header but no row of data.")
@@ -79,7 +122,7 @@ def _read_npy(path: Path, columns: list[str] | None) -> Table:
         raise TableError(
             f"{path}: expected a two-dimensional array of real numbers, got {values.dtype} of shape {values.shape}."
         )
-    return _checked(path, [f"x{j}" for j in range(values.shape[1])], values, columns)
+    return _checked(path, numbered(values.shape[1]), values, columns)
 
 
 def _read_parquet(path: Path, columns: list[str] | None) -> Table:
@@ -119,8 +162,12 @@ def _positions(path: Path, names: list[str], columns: list[str] | None) -> list[
         return list(range(len(names)))
     missing = [name for name in columns if name not in names]
     if missing:
-        raise TableError(f"{path}: no column {', '.join(map(repr, missing))}; there are {', '.join(names)}.")
+        raise MissingColumnError(f"{path}: no column {_quoted(missing)}; there are {', '.join(names)}.", names)
     return [names.index(name) for name in columns]
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _number(path: Path, line: int, name: str, cell: str) -> float:
