@@ -4,7 +4,8 @@
 
 Sizes of the released two-moons experiment: 1,000 training points, all of them centres; noise and hidden ReLU layers of width
 128; 4 linear layers in the sampler and 3 in nu; batches of 100; 5 sampler updates per f update, 3 nu updates per sampler
-update; clipping at 5; base = box.
+update; clipping at 5; base = box. The conditional case has the rows of geyser's training half (149, one input), 3 linear
+layers in both networks, noise of width 64, and a normal base.
 """
 
 import json
@@ -24,7 +25,7 @@ import numpy as np  # noqa: E402
 from kexpfam import DoublyDual, datasets  # noqa: E402
 from kexpfam.kernels import Gaussian as GaussianKernel  # noqa: E402
 from kexpfam.kernels import lengthscale_from_ratio, median_distance  # noqa: E402
-from kexpfam.measures import Box, StandardNormal  # noqa: E402
+from kexpfam.measures import Box, Gaussian, StandardNormal  # noqa: E402
 from kexpfam.objective import Problem  # noqa: E402
 from kexpfam.potentials import Constant, FeatureSpace, KernelSpan  # noqa: E402
 from kexpfam.sample import Sample  # noqa: E402
@@ -47,6 +48,23 @@ def jax_rounds():
     problem = Problem(sample, Box(low, high), space, StandardNormal(NOISE), jnp.float32(0.0), jnp.float32(1.0), anchored=False)
     depths = {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
     solver = DoublyDual(nu_rate=1e-4, transport_rate=1e-4, width=WIDTH, batch_size=BATCH, activation="relu", **depths)
+    state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
+    return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
+
+
+def conditional_rounds():
+    """Return a function that runs ROUNDS updates of f of a conditional density."""
+    rng = np.random.default_rng(0)
+    condition = rng.normal(size=(149, 1)).astype(np.float32)
+    target = (np.sin(condition) + 0.3 * rng.normal(size=(149, 1))).astype(np.float32)
+    kernel = GaussianKernel(jnp.float32(0.5))
+    single = lambda span: KernelSpan(kernel, span.centres, span.whitening.astype(jnp.float32))
+    condition_span, target_span = (single(KernelSpan.build(kernel, points, rank=20)) for points in (condition, target))
+    space = FeatureSpace(condition_span, target_span)
+    base = Gaussian(jnp.zeros(1, jnp.float32), jnp.eye(1, dtype=jnp.float32))
+    sample = Sample(jnp.asarray(target), jnp.asarray(condition))
+    problem = Problem(sample, base, space, StandardNormal(64), jnp.float32(1e-3), jnp.float32(1.0), anchored=False)
+    solver = DoublyDual(width=WIDTH, batch_size=BATCH, activation="relu", transport_depth=2, nu_depth=2)
     state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
     return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
 
@@ -97,7 +115,7 @@ def torch_rounds():
 
 
 def main() -> None:
-    contestants = {"kexpfam": jax_rounds()}
+    contestants = {"kexpfam": jax_rounds(), "conditional": conditional_rounds()}
     try:
         contestants["pytorch"] = torch_rounds()
     except ImportError:

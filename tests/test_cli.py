@@ -6,7 +6,7 @@ import pytest
 from oracles import with_constants
 
 import kexpfam
-from kexpfam import cli, diagnostics, estimators
+from kexpfam import cli, conditional_selection, diagnostics, estimators
 from kexpfam.datasets import two_moons
 from kexpfam.solvers import reference
 
@@ -238,3 +238,204 @@ def test_the_help_of_every_command_has_an_example(run, command):
 def test_an_unknown_command_or_option_is_a_usage_error(run):
     assert run("guess")[0] == 2
     assert run("fit", "--guess")[0] == 2
+
+
+FEATURES, TARGETS = ["depth", "slope"], {"one target": ["flow"], "two targets": ["flow", "load"]}
+LATTICE = {"power": [0.0, 1.0], "condition_lengthscale": [1.0], "lengthscale": [1.0], "width": [1.0]}
+
+
+@pytest.fixture
+def quick_search():
+    """Leave one setting to choose, since the command line cannot fix them all."""
+    with with_constants(
+        conditional_selection,
+        LATTICE={axis: np.array(values) for axis, values in LATTICE.items()},
+        START=dict.fromkeys(LATTICE, 0),
+        FOLDS=2,
+        REPEATS=1,
+    ):
+        yield
+
+
+@pytest.fixture(scope="module")
+def labelled(folder):
+    """Return a CSV file with features, targets and a column of text, in a mixed order."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2.0, 2.0, (ROWS, 2))
+    y = np.sin(X[:, :1]) + rng.normal(size=(ROWS, 2))
+    frame = pd.DataFrame({"flow": y[:, 0], "depth": X[:, 0], "load": y[:, 1], "slope": X[:, 1], "site": "river"})
+    frame.to_csv(folder / "labelled.csv", index=False)
+    return folder / "labelled.csv"
+
+
+@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS)
+def targets(request):
+    return request.param
+
+
+def stored_conditional(folder, labelled, targets):
+    """Return a model file of p(targets | features), fitted through the library with nothing to search."""
+    frame = pd.read_csv(labelled)
+    settings = {"condition_lengthscale": 1.0, "lengthscale": 1.0, "rkhs_penalty": 0.01, "base_width": 1.0, "power": False}
+    estimator = estimators.ConditionalKernelExpFamily(solver="exact", random_state=0, **settings)
+    estimator.fit(frame[FEATURES], frame[targets].to_numpy().squeeze())
+    estimator.target_names_ = targets
+    estimator.save(folder / f"{'-'.join(targets)}.kexpfam")
+    return folder / f"{'-'.join(targets)}.kexpfam"
+
+
+@pytest.fixture(scope="module")
+def conditional(folder, labelled, targets):
+    return stored_conditional(folder, labelled, targets)
+
+
+@pytest.fixture(scope="module")
+def one_target(folder, labelled):
+    return stored_conditional(folder, labelled, TARGETS["one target"])
+
+
+def expected_scores(conditional, labelled, targets):
+    frame = pd.read_csv(labelled)
+    return kexpfam.load(conditional).score_samples(frame[FEATURES], frame[targets].to_numpy())
+
+
+def test_fit_with_a_target_stores_a_conditional_model_and_its_names(run, labelled, targets, tmp_path, quick_search):
+    output = tmp_path / "model.kexpfam"
+    code, out, err = run("fit", labelled, "--target", ",".join(targets), "--features", "depth, slope", "-o", output, *FIXED)
+    assert (code, err) == (0, "")
+    assert f"fitted {ROWS} rows of {', '.join(targets)} given depth, slope: length scale 1, of the features" in out
+    estimator = kexpfam.load(output)
+    assert (estimator.column_names_, estimator.target_names_) == (FEATURES, targets)
+    frame = pd.read_csv(labelled)
+    fitted_to, y = estimator.training_data_
+    np.testing.assert_array_equal(fitted_to, frame[FEATURES])
+    np.testing.assert_array_equal(y, frame[targets].to_numpy().squeeze())
+    assert f"mean log density of the training rows {estimator.score(fitted_to, y):.4f}; written to {output}" in out
+    assert (estimator.lengthscale, estimator.rkhs_penalty) == (1.0, 0.01)
+
+
+def test_the_features_are_all_but_the_target_by_default(run, labelled, tmp_path, quick_search):
+    np.save(tmp_path / "data.npy", pd.read_csv(labelled)[["depth", "flow", "slope"]].to_numpy())
+    code, _, _ = run("fit", tmp_path / "data.npy", "--target", "x1", "-o", tmp_path / "model.kexpfam", *FIXED)
+    assert code == 0
+    estimator = kexpfam.load(tmp_path / "model.kexpfam")
+    assert (estimator.column_names_, estimator.target_names_) == (["x0", "x2"], ["x1"])
+    np.testing.assert_array_equal(estimator.training_data_[0], pd.read_csv(labelled)[FEATURES])
+
+
+BAD_TARGETS = {
+    "columns": (["--target", "flow", "--columns", "depth,flow"], "with --target use --features"),
+    "features alone": (["--features", "depth"], "--features needs --target"),
+    "target among the features": (["--target", "flow", "--features", "depth,flow"], "column 'flow' is named twice"),
+    "no such target": (["--target", "flood", "--features", "depth"], "no column 'flood'; there are flow, depth, load"),
+    "no such feature": (["--target", "flow", "--features", "height"], "no column 'height'; there are flow, depth, load"),
+    "feature of text": (["--target", "flow"], "line 2: column 'site' is 'river'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_TARGETS.values(), ids=BAD_TARGETS)
+def test_a_target_that_cannot_be_used_is_one_line_and_no_file(run, labelled, tmp_path, arguments, message):
+    refused(run("fit", labelled, "-o", tmp_path / "model.kexpfam", *FIXED, *arguments), message)
+    assert not (tmp_path / "model.kexpfam").exists()
+
+
+def refused(result, message):
+    """Assert that a command ended with one line for the user."""
+    code, out, err = result
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_a_target_leaves_a_feature_to_predict_from(run, tmp_path):
+    np.save(tmp_path / "data.npy", np.zeros((ROWS, 2)))
+    result = run("fit", tmp_path / "data.npy", "--target", "x0,x1", "-o", tmp_path / "model.kexpfam")
+    refused(result, "no column is left for the features")
+
+
+def test_the_built_in_sets_have_no_target(run, tmp_path):
+    result = run("fit", "two-moons", "--target", "x1", "-o", tmp_path / "model.kexpfam")
+    refused(result, "two-moons is a built-in set without a target")
+
+
+def test_score_finds_the_columns_of_a_conditional_model_by_name(run, labelled, conditional, targets, tmp_path):
+    output = tmp_path / "scores.csv"
+    code, out, err = run("score", conditional, labelled, "-o", output)
+    assert (code, out) == (0, "")
+    expected = expected_scores(conditional, labelled, targets)
+    np.testing.assert_allclose(pd.read_csv(output)["log_density"], expected, atol=1e-8)
+    assert f"mean log density {expected.mean():.4f} over {ROWS} rows" in err
+
+
+def test_score_takes_columns_without_names_in_order_features_first(run, labelled, conditional, targets, tmp_path):
+    columns = [*FEATURES, *targets]
+    np.save(tmp_path / "data.npy", pd.read_csv(labelled)[columns].to_numpy())
+    code, _, _ = run("score", conditional, tmp_path / "data.npy", "-o", tmp_path / "scores.csv")
+    assert code == 0
+    expected = expected_scores(conditional, labelled, targets)
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "scores.csv")["log_density"], expected, atol=1e-8)
+    np.save(tmp_path / "narrow.npy", np.zeros((3, 2)))
+    message = f"2 columns without names where {len(columns)} are needed: {', '.join(columns)}"
+    refused(run("score", conditional, tmp_path / "narrow.npy"), message)
+
+
+def test_score_of_a_conditional_model_under_other_names(run, labelled, one_target, tmp_path):
+    renamed = pd.read_csv(labelled).rename(columns={"depth": "tiefe", "slope": "hang", "flow": "fluss"})
+    renamed.to_csv(tmp_path / "renamed.csv", index=False)
+    refused(run("score", one_target, tmp_path / "renamed.csv"), "no column 'depth', 'slope', 'flow'")
+    refused(run("score", one_target, tmp_path / "renamed.csv", "--columns", "tiefe,hang"), "2 columns were named where 3")
+    code, out, _ = run("score", one_target, tmp_path / "renamed.csv", "--columns", "tiefe,hang,fluss")
+    assert code == 0
+    expected = expected_scores(one_target, labelled, ["flow"])
+    np.testing.assert_allclose([float(line) for line in out.splitlines()[1:]], expected, atol=1e-8)
+
+
+def test_sample_draws_targets_at_each_row_of_a_table(run, labelled, conditional, targets, tmp_path):
+    conditions = pd.read_csv(labelled)[["slope", "depth", "site"]][:3]
+    conditions.to_csv(tmp_path / "new.csv", index=False)
+    code, _, _ = run("sample", conditional, "--at", tmp_path / "new.csv", "-n", 4, "--seed", 3, "-o", tmp_path / "draws.csv")
+    assert code == 0
+    draws = pd.read_csv(tmp_path / "draws.csv")
+    assert list(draws.columns) == ["row", *targets]
+    assert draws["row"].dtype == np.int64
+    np.testing.assert_array_equal(draws["row"], np.repeat([0, 1, 2], 4))
+    expected = kexpfam.load(conditional).sample(conditions[FEATURES], 4, random_state=3)
+    np.testing.assert_allclose(draws[targets].to_numpy().reshape(expected.shape), expected)
+
+
+def test_names_that_a_conditional_model_does_not_know_are_y(run, labelled, conditional, targets, tmp_path, monkeypatch):
+    nameless = estimators.load(conditional)
+    vars(nameless).pop("target_names_", None)
+    monkeypatch.setattr(estimators, "load", lambda path: nameless)
+    pd.read_csv(labelled)[FEATURES][:1].to_csv(tmp_path / "new.csv", index=False)
+    _, out, _ = run("sample", conditional, "--at", tmp_path / "new.csv", "-n", 1)
+    assert out.splitlines()[0] == ("row,y" if len(targets) == 1 else "row,y0,y1")
+
+
+def test_sample_needs_at_for_a_conditional_model_and_for_no_other(run, model, labelled, one_target):
+    refused(run("sample", one_target), "name a table of depth, slope to draw at")
+    refused(run("sample", model, "--at", labelled), "--at is for conditional models")
+
+
+def test_plot_of_a_conditional_model_writes_a_picture(run, one_target, tmp_path):
+    code, _, _ = run("plot", one_target, "-o", tmp_path / "model.png")
+    assert code == 0
+    assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    refused(run("plot", one_target, "--trace", "-o", tmp_path / "trace.png"), "no saddle steps")
+
+
+def test_diagnose_checks_the_calibration_of_a_conditional_model(run, labelled, one_target):
+    code, out, _ = run("diagnose", one_target)
+    assert code == 0
+    assert "held-out log density" not in out
+    code, out, _ = run("diagnose", one_target, "--data", labelled)
+    assert code == 0
+    frame = pd.read_csv(labelled)
+    diagnosis = kexpfam.load(one_target).diagnose(frame[FEATURES], frame["flow"], random_state=0)
+    assert f"over {ROWS} rows" in out
+    assert str(diagnosis) == out.rstrip("\n")
+
+
+def test_diagnose_takes_data_for_conditional_models_only(run, model, table):
+    refused(run("diagnose", model, "--data", table), "--data is for conditional models")

@@ -39,7 +39,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def saddle():
-    saddle = DoublyDual(width=8, depth=1, batch_size=32, transport_updates=1, nu_updates=1)
+    saddle = DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1)
     solver = DDE(saddle=saddle, steps=50, nodes=512, snapshots=True)
     settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
     return KernelExpFamily(solver=solver, **settings).fit(data_of(2))
@@ -121,7 +121,7 @@ def rows_of(seed, targets=1):
     """Return features, and targets that depend on the first of them."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2.0, 2.0, (60, 2))
-    y = np.sin(2.0 * X[:, :1]) + 0.3 * rng.normal(size=(60, targets))
+    y = np.sin(2.0 * X[:, :1]) + rng.normal(size=(60, targets))
     return X, y[:, 0] if targets == 1 else y
 
 

@@ -124,7 +124,7 @@ def example_sampler() -> Sampler:
 
 
 def example_scaling():
-    return Scaling(jnp.zeros(2), jnp.ones(2), jnp.zeros(2), jnp.ones(2), (False, True))
+    return Scaling(jnp.zeros(2), jnp.ones(2), jnp.zeros(2), jnp.ones(2), jnp.array([0.5, 1.0]), (False, True))
 
 
 def example_density() -> Density:

@@ -43,8 +43,8 @@ PATIENCE = 2
 FOLD_STEPS, FOLD_TOLERANCE = 3, 1e-3
 # A step of the walk must gain this much (nats).
 WORTHWHILE = 0.001
-# A length scale of its own must gain this much, and this many standard errors of the difference.
-RELEVANCE_GAIN, RELEVANCE_ERRORS = 0.002, 0.25
+# A length scale of its own must gain this much (nats) and this many standard errors of the difference.
+RELEVANCE_GAIN, RELEVANCE_ERRORS = 0.002, 1.0
 RELEVANCE_FACTORS = (3.0, 0.5)
 # Weight of a trial in the mean: exp(DESERT * rows * (score - best score)).
 DESERT = 0.5

@@ -96,6 +96,7 @@ class FittedModel(BaseEstimator):
         frame = hasattr(self, "feature_names_in_")
         columns = getattr(self, "column_names_", None)
         metadata = {"n_features_in": self.n_features_in_, "columns": columns, "fitted_to_frame": frame}
+        metadata |= {"targets": getattr(self, "target_names_", None)}
         storage.save_tree(path, type(self).__name__, state, metadata)
 
 
@@ -647,6 +648,8 @@ def load(path):
     estimator.n_features_in_ = metadata["n_features_in"]
     if metadata["columns"] is not None:
         estimator.column_names_ = metadata["columns"]
+    if metadata.get("targets") is not None:
+        estimator.target_names_ = metadata["targets"]
     if metadata["fitted_to_frame"]:
         estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
     for name in estimator._stored:

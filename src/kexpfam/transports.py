@@ -109,8 +109,8 @@ def _draw_with_density(sampler: Sampler, condition, key):
 
 
 def draw_each(measure: AbstractMeasure, condition: Float[Array, "b p"], *, key: Key[Array, ""]) -> Float[Array, "b k"]:
-    """Draw one point of the measure under each condition; a condition of width 0 is drawn in one call."""
-    if condition.shape[1] == 0:
+    """Draw one point of the measure under each condition; a measure that does not depend on it is drawn in one call."""
+    if not _depends_on_condition(measure, condition):
         return measure.sample(condition.shape[0], key=key)
     keys = jr.split(key, condition.shape[0])
     return jax.vmap(lambda c, k: measure.given(c).sample(1, key=k)[0])(condition, keys)
@@ -118,6 +118,10 @@ def draw_each(measure: AbstractMeasure, condition: Float[Array, "b p"], *, key: 
 
 def log_density_each(measure: AbstractMeasure, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
     """Return the measure's log density at each row under its condition."""
-    if condition.shape[1] == 0:
+    if not _depends_on_condition(measure, condition):
         return jax.vmap(measure.log_density)(x)
     return jax.vmap(lambda row, c: measure.given(c).log_density(row))(x, jnp.asarray(condition))
+
+
+def _depends_on_condition(measure: AbstractMeasure, condition) -> bool:
+    return condition.shape[1] > 0 and type(measure).given is not AbstractMeasure.given

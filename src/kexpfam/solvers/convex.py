@@ -81,7 +81,7 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
 def fold_weights(
     problem: Likelihood, optimum: Optimum, penalty: float, fold_means: np.ndarray, *, steps: int = 4
 ) -> np.ndarray:
-    """Return the maximisers for other data means (one per fold), by chord steps with the full problem's Hessian.
+    """Return the maximisers of an unconditional problem for other data means (one per fold), by chord steps with its Hessian.
 
     A fold moves the mean by a tenth of its own noise, so the Hessian hardly changes and a handful of steps solve all folds
     together at the price of a few matrix products. This is what makes cross-validation as cheap as a single fit.
