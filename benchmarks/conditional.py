@@ -80,6 +80,7 @@ def run(method: str, splits: str) -> None:
     cells = [(name, split, method) for split in range(int(splits)) for name in PAPER]
     todo, version, start = [cell for cell in cells if cell not in done], commit(), time.monotonic()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     # Fresh processes of one thread each: threads of two of them would wait for each other.
     pool = ProcessPoolExecutor(JOBS, mp_context=multiprocessing.get_context("spawn"))
     for index, record in enumerate(pool.map(run_cell, *zip(*todo, strict=True))):

@@ -517,7 +517,7 @@ class ConditionalKernelExpFamily(FittedModel):
     @in_double_precision
     def given(self, x) -> "GivenDensity":
         """Return the density of y under one condition, as an object of its own."""
-        row = self._checked_features(np.atleast_2d(np.asarray(x, dtype=float)))
+        row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
         if len(row) != 1:
             raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
         return GivenDensity(self.density_.given(row[0]), self._flat_targets)
@@ -575,7 +575,7 @@ class GivenDensity:
         return draws[:, 0] if self._flat else draws
 
     def plot(self):
-        """Return a figure of the density (of its first dimension's draws, if y has several)."""
+        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
         from kexpfam import report  # matplotlib is slow to import
 
         return report.plot_given(self)

@@ -131,41 +131,43 @@ def _derivatives(problem, penalty, weights, exponents, partitions):
     hessian = np.zeros((weights.size, weights.size))
     for rows in _blocks(problem):
         hessian += _information(problem, probabilities[rows], means[rows], rows)
-    hessian[np.diag_indices_from(hessian)] += penalty
+    hessian.flat[:: weights.size + 1] += penalty
     return gradient, hessian
 
 
 def _information(problem, probabilities, means, rows):
     """Return ``sum_c share_c (phi_c phi_c^T) x Cov_c[psi]`` over some conditions, as a matrix."""
     phi, shares, psi = problem.condition_features[rows], problem.shares[rows], problem.node_features
+    a, b = phi.shape[1], psi.shape[1]
     if len(phi) == 1:
         live = probabilities[0] > NEGLIGIBLE * probabilities[0].max()
         scaled = psi[live] * np.sqrt(probabilities[0, live])[:, None]
         covariances = (scaled.T @ scaled)[None]
     else:
-        covariances = np.matmul((probabilities[:, :, None] * psi).transpose(0, 2, 1), psi)
+        # One product for all conditions: their features are few, so that the squares of all nodes' features are small.
+        covariances = (probabilities @ (psi[:, :, None] * psi[:, None, :]).reshape(len(psi), -1)).reshape(len(phi), b, b)
     covariances -= means[:, :, None] * means[:, None, :]
-    a, b = phi.shape[1], psi.shape[1]
     outer = (phi[:, :, None] * (shares[:, None, None] * phi[:, None, :])).reshape(len(phi), a * a)
     blocks = (outer.T @ covariances.reshape(len(phi), b * b)).reshape(a, a, b, b)
     return blocks.transpose(0, 2, 1, 3).reshape(a * b, a * b)
 
 
 def _blocks(problem):
-    """Return slices of the conditions, each small enough for its (condition, node, feature) array."""
-    conditions, (nodes, b), a = len(problem.shares), problem.node_features.shape, problem.condition_features.shape[1]
-    size = max(1, BLOCK_NUMBERS // max(nodes * b, a * a))
+    """Return slices of the conditions, each small enough for its arrays of products of features."""
+    conditions, a, b = len(problem.shares), problem.condition_features.shape[1], problem.node_features.shape[1]
+    size = max(1, BLOCK_NUMBERS // max(a * a, b * b))
     return [slice(start, start + size) for start in range(0, conditions, size)]
 
 
 def _factored(hessian):
     """Return the Cholesky factor, with as little added to the diagonal as makes rounding harmless."""
-    jitter = 0.0
+    jitter = np.finfo(float).eps * float(np.trace(hessian))
     while True:
         try:
-            return scipy.linalg.cho_factor(hessian + jitter * np.eye(len(hessian)))
+            return scipy.linalg.cho_factor(hessian, check_finite=False)
         except np.linalg.LinAlgError:
-            jitter = max(10.0 * jitter, np.finfo(float).eps * float(np.trace(hessian)))
+            hessian.flat[:: len(hessian) + 1] += jitter
+            jitter *= 10.0
 
 
 def _line_search(problem, penalty, weights, step, value, decrement):

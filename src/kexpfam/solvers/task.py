@@ -19,7 +19,7 @@ from kexpfam.transports import Sampler
 # The continuation in the penalty starts where two Newton steps solve the problem, and follows it down.
 FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
 # Grids of the target that are fine enough for densities under a condition, by its dimensions: as shares of the finest.
-CONDITIONAL_FINENESS = {1: 1.0, 2: 0.4}
+CONDITIONAL_FINENESS = {1: 1.0, 2: 0.6}
 
 
 class Task(eqx.Module):
