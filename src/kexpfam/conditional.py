@@ -118,9 +118,8 @@ class ConditionalDensity(eqx.Module):
 
     def sample(self, X: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws of the sampler, (rows, count, dimensions)."""
-        condition = np.repeat(self.conditions(X), count, axis=0)
-        draws = np.asarray(_draw(self.sampler, jnp.asarray(condition), key))
-        return np.asarray(self.scaling.to_data(draws)).reshape(len(X), count, -1)
+        draws = np.asarray(_draw_several(self.sampler, jnp.asarray(self.conditions(X)), count, key))
+        return np.asarray(self.scaling.to_data(draws.reshape(-1, draws.shape[2]))).reshape(draws.shape)
 
     def refined_sample(self, X: np.ndarray, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws that follow the density itself, (rows, count, dimensions)."""
@@ -159,5 +158,5 @@ def _log_sum(exponents: np.ndarray) -> np.ndarray:
 
 
 @eqx.filter_jit
-def _draw(sampler: Sampler, condition, key):
-    return sampler.draw(condition, key=key)
+def _draw_several(sampler: Sampler, condition, count: int, key):
+    return sampler.draw_several(condition, count, key=key)

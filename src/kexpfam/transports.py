@@ -78,6 +78,13 @@ class Sampler(eqx.Module):
         """Return one point per condition."""
         return self.base.fold(self.transport(draw_each(self.reference, condition, key=key), condition))
 
+    def draw_several(self, condition: Float[Array, "b p"], count: int, *, key: Key[Array, ""]) -> Float[Array, "b count d"]:
+        """Return ``count`` points per condition; what the reference makes of a condition is made once."""
+        keys = jr.split(key, condition.shape[0])
+        noise = jax.vmap(lambda c, k: self.reference.given(c).sample(count, key=k))(condition, keys)
+        move = lambda c, rows: self.transport(rows, jnp.broadcast_to(c, (count, c.size)))
+        return self.base.fold(jax.vmap(move)(condition, noise))
+
     def given(self, condition: Float[Array, " p"]) -> "Sampler":
         """Return the sampler under one condition, as one that knows no condition."""
         return Sampler(self.reference.given(condition), Given(self.transport, condition), self.base)
