@@ -127,7 +127,8 @@ def test_the_density_integrates_to_one_in_data_units(fitted, request):
 @pytest.mark.parametrize("base", BASES)
 def test_the_density_integrates_to_one_over_every_base(data, base):
     model = exact(base=base).fit(*data)
-    t, widths = line(model)
+    # A component of a mixture may be as narrow as a single row.
+    t, widths = line(model, 40_000 if base == "mixture" else 4000)
     assert density_at(model, PLACES[0], t) @ widths == pytest.approx(1.0, abs=5e-3 if base == "box" else 1e-3)
 
 
@@ -264,7 +265,6 @@ def test_the_crps_is_gneitings_expectation(model, data):
     assert model.density_.crps(x[[4]], y[[4], None])[0] == pytest.approx(expected, rel=1e-2)
 
 
-@pytest.mark.xfail(strict=True, reason="the crps ends at the grid: a target beyond it is scored as if it were at the border")
 @pytest.mark.parametrize("fitted", ["model", "boxed"])
 @pytest.mark.parametrize("target", [-50.0, 50.0])
 def test_a_target_beyond_the_grid_pays_for_its_whole_distance(fitted, target, request):
@@ -385,7 +385,7 @@ def test_two_targets_have_a_joint_density(plane, plane_data):
     x, y = plane_data
     assert plane.score_samples(x, y).shape == (ROWS,)
     assert plane.predict(PLACES).shape == (3, 2)
-    points, volume = midpoint_grid(y.mean(0) - 14 * y.std(0), y.mean(0) + 14 * y.std(0), 250)
+    points, volume = midpoint_grid(y.mean(0) - 8 * y.std(0), y.mean(0) + 8 * y.std(0), 120)
     masses = volume * density_at(plane, PLACES[1], points)
     assert masses.sum() == pytest.approx(1.0, abs=2e-2)
     np.testing.assert_allclose(masses @ points / masses.sum(), plane.predict(PLACES[[1]])[0], atol=2e-2)
@@ -534,11 +534,6 @@ def test_an_uncertain_normaliser_is_said_aloud(data, monkeypatch):
         exact().fit(*data)
 
 
-# The power of a constant column is searched for in vain, and SciPy says so.
-IN_VAIN = pytest.mark.filterwarnings("ignore:invalid value encountered in scalar subtract:RuntimeWarning")
-
-
-@IN_VAIN
 def test_a_constant_input_is_named_and_changes_nothing(model, data):
     x, y = data
     wider = np.insert(x, 0, 3.0, axis=1)
@@ -549,8 +544,6 @@ def test_a_constant_input_is_named_and_changes_nothing(model, data):
         exact().fit(pd.DataFrame({"x": x[:, 0], "colour": 1.0}), y)
 
 
-@IN_VAIN
-@pytest.mark.xfail(strict=True, reason="another value of a column that was constant moves the condition away from all others")
 def test_a_constant_input_is_ignored_whatever_its_value_later(data):
     x, y = data
     with pytest.warns(UserWarning, match="constant input"):
@@ -559,7 +552,6 @@ def test_a_constant_input_is_ignored_whatever_its_value_later(data):
     np.testing.assert_allclose(same, other, atol=1e-9)
 
 
-@IN_VAIN
 def test_inputs_that_say_nothing_at_all_leave_one_density(data):
     _, y = data
     with pytest.warns(UserWarning, match="constant input"):
@@ -655,7 +647,6 @@ def test_nothing_can_be_asked_before_the_fit(data, tmp_path):
             ask()
 
 
-@pytest.mark.xfail(raises=AttributeError, strict=True, reason="predict reads density_ before it asks whether there is one")
 def test_no_prediction_before_the_fit(data):
     with pytest.raises(NotFittedError):
         exact().predict(data[0])
@@ -663,7 +654,6 @@ def test_no_prediction_before_the_fit(data):
 
 CHECKED = exact(lengthscale=2.0, rkhs_penalty=0.1)
 EXPECTED = {
-    "check_estimators_unfitted": "predict reads density_ before it asks whether there is one",
     "check_methods_sample_order_invariance": "calls score_samples without y; a conditional density has none",
     "check_methods_subset_invariance": "calls score_samples without y; a conditional density has none",
 }
@@ -671,7 +661,6 @@ EXPECTED = {
 
 # The checks fit labels and constant inputs, too.
 @pytest.mark.filterwarnings("ignore::kexpfam.estimators.TiesWarning", "ignore:constant input column")
-@IN_VAIN
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
@@ -716,7 +705,6 @@ def test_frames_are_read_by_name(model, data):
     assert exact().fit(frame, series.to_frame()).predict(frame[:2]).shape == (2, 1)
 
 
-@pytest.mark.xfail(raises=UserWarning, strict=True, reason="given() strips the names of a frame and then misses them")
 def test_one_row_of_a_frame_is_a_condition(data):
     x, y = data
     frame = pd.DataFrame(x, columns=["dose"])

@@ -41,9 +41,10 @@ class ConditionalDensity(eqx.Module):
     coarse_nodes: Nodes | None
 
     def conditions(self, X: np.ndarray) -> np.ndarray:
-        """Return the conditions in model units, kept near the training range."""
-        z = np.asarray(self.condition_scaling.to_model(X))
-        return np.clip(z, np.asarray(self.low) - CONDITION_MARGIN, np.asarray(self.high) + CONDITION_MARGIN)
+        """Return the conditions in model units, kept near the training range; a column that was constant stays so."""
+        z, low, high = np.asarray(self.condition_scaling.to_model(X)), np.asarray(self.low), np.asarray(self.high)
+        margin = np.where(high > low, CONDITION_MARGIN, 0.0)
+        return np.clip(z, low - margin, high + margin)
 
     def log_density(self, X: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
@@ -112,7 +113,8 @@ class ConditionalDensity(eqx.Module):
             y = targets[start : start + len(masses)]
             middle = np.cumsum(masses, axis=1) - 0.5 * masses
             beyond = np.clip((edges[1:] - y) / widths, 0.0, 1.0)
-            scores.append((beyond * (middle - 1.0) ** 2 + (1.0 - beyond) * middle**2) @ widths)
+            outside = np.maximum(edges[0] - y[:, 0], 0.0) + np.maximum(y[:, 0] - edges[-1], 0.0)
+            scores.append((beyond * (middle - 1.0) ** 2 + (1.0 - beyond) * middle**2) @ widths + outside)
             start += len(masses)
         return np.concatenate(scores)
 

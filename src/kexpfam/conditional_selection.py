@@ -127,9 +127,9 @@ class ConditionalSearch:
             return ConditionalSelection(ranking.settings(ranking.start(), float(self.rkhs_penalty)), None, [])
         # Products of small matrices: waking a second thread for each costs more than it saves.
         with threadpool_limits(limits=1, user_api="blas"):
-            ranking.walk()
+            finished = ranking.walk()
             settings = ranking.deserved()
-            if not ranking.fixed("condition_lengthscale"):
+            if finished and not ranking.fixed("condition_lengthscale"):
                 settings = ranking.separated(settings)
         return ConditionalSelection(settings, max(ranking.trials, key=lambda trial: trial.score), ranking.trials)
 
@@ -173,8 +173,8 @@ class _Ranking:
             rkhs_penalty=penalty,
         )
 
-    def walk(self) -> None:
-        """Walk along each axis in the direction that improves, in long steps first, then in short ones."""
+    def walk(self) -> bool:
+        """Walk along each axis in the direction that improves, in long steps first; return whether it was left to finish."""
         position, stride = self.start(), FIRST_STRIDE
         try:
             score = self.visit(position)
@@ -188,6 +188,8 @@ class _Ranking:
         except KeyboardInterrupt:
             if not self.trials:
                 raise
+            return False
+        return True
 
     def _round(self, position, score, stride):
         for axis in (axis for axis in LATTICE if not self.fixed(axis)):
@@ -267,7 +269,7 @@ class _Ranking:
         if self.dim == 1:
             return settings
         try:
-            settings, scores = settings, self._rows(settings)
+            scores = self._rows(settings)
             for j in range(self.dim):
                 for factor in RELEVANCE_FACTORS:
                     scales = settings.condition_lengthscale.copy()

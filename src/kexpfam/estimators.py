@@ -213,7 +213,7 @@ class KernelExpFamily(DensityMixin, FittedModel):
         self._training = np.asarray(sample.target)
         if not estimate.trustworthy:
             message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
-            warnings.warn(message, UncertainNormaliserWarning, stacklevel=3)
+            warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
         return self
 
     @in_double_precision
@@ -456,7 +456,12 @@ class ConditionalKernelExpFamily(FittedModel):
         for name in ("condition_lengthscale", "lengthscale", "base_width"):
             value = getattr(self, name)
             shapes = ((), (width,)) if name == "condition_lengthscale" else ((),)
-            if value is not None and (np.shape(value) not in shapes or not np.all(np.asarray(value, float) > 0.0)):
+            if value is None:
+                continue
+            numbers = np.asarray(value, float)
+            # An infinite length scale of an input switches it off.
+            finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
+            if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
                 raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
         return self._solver_object()
 
@@ -490,15 +495,16 @@ class ConditionalKernelExpFamily(FittedModel):
     @in_double_precision
     def predict(self, X):
         """Return the conditional mean of y."""
-        mean = self.density_.mean(self._checked_features(X))
+        X = self._checked_features(X)
+        mean = self.density_.mean(X)
         return mean[:, 0] if self._flat_targets else mean
 
     @in_double_precision
     def quantile(self, X, levels):
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
         X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
-        if wanted.ndim != 1 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must lie strictly between 0 and 1, got {levels!r}.")
+        if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
+            raise ValueError(f"levels must be one or more numbers strictly between 0 and 1, got {levels!r}.")
         found = self.density_.quantile(X, wanted)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
@@ -596,7 +602,7 @@ def check_targets(X: np.ndarray, targets: np.ndarray, estimator) -> None:
     names = getattr(estimator, "feature_names_in_", None)
     if constant.size:
         shown = ", ".join(str(names[j]) if names is not None else str(j) for j in constant)
-        warnings.warn(f"constant input column(s) {shown} say nothing about y and are ignored.", UserWarning, stacklevel=4)
+        warnings.warn(f"constant input column(s) {shown} say nothing about y and are ignored.", UserWarning, stacklevel=5)
     repeated = 1.0 - len(np.unique(targets, axis=0)) / len(targets)
     if repeated > MANY_TIES:
         kind = (
@@ -608,7 +614,7 @@ def check_targets(X: np.ndarray, targets: np.ndarray, estimator) -> None:
             f"y {kind}: a density can be made as high as one likes on repeated values, so that its score says how narrow the "
             "spikes are, not how good the fit is. Jitter rounded targets by their rounding step; use a classifier for labels."
         )
-        warnings.warn(message, TiesWarning, stacklevel=4)
+        warnings.warn(message, TiesWarning, stacklevel=5)
 
 
 def listening(progress: bool | Listener):
@@ -635,7 +641,7 @@ def check_columns(X: np.ndarray, estimator) -> None:
             f"{repeated:.0%} of the rows repeat another: a density can be made as high as one likes on repeated values, so its "
             "score says how narrow the spikes are, not how good the fit is. Jitter rounded data by its rounding step."
         )
-        warnings.warn(message, TiesWarning, stacklevel=4)
+        warnings.warn(message, TiesWarning, stacklevel=5)
 
 
 @in_double_precision

@@ -64,7 +64,8 @@ class Scaling(eqx.Module):
         shift, scale = values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))
         powers = np.ones(values.shape[1])
         if power:
-            powers = np.where(constant, 1.0, [most_normal_power(column) for column in ((values - shift) / scale).T])
+            columns = ((values - shift) / scale).T
+            powers = np.array([1.0 if constant[j] else most_normal_power(column) for j, column in enumerate(columns)])
         warped = heavy_tailed_columns(np.asarray(_yeo_johnson((values - shift) / scale, powers)))
         low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
         shift, scale = np.where(warped, middle, shift), np.where(warped, high - low, scale)
