@@ -504,7 +504,7 @@ class ConditionalKernelExpFamily(FittedModel):
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
         X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
         if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must be one or more numbers strictly between 0 and 1, got {levels!r}.")
+            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {levels!r}.")
         found = self.density_.quantile(X, wanted)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
