@@ -33,7 +33,9 @@ MOST_CENTRES = 400
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100
 CENTRE_COUNTS = (6, 9, 14, 20, 30, 45, 68, 100)
 # Features of condition and target while ranking; the fit itself keeps more.
-CONDITION_FEATURES, TARGET_FEATURES = 24, 10
+CONDITION_FEATURES, TARGET_FEATURES = (24, 48), 10
+# More rows support shorter length scales, which take more features to tell apart: one for so many rows.
+ROWS_PER_FEATURE = 8
 SELECTION_FLOOR = 1e-6
 # The grid of the target while ranking, by its number of dimensions, and draws where there is no grid.
 SELECTION_FINENESS = {1: 0.25, 2: 0.25}
@@ -222,7 +224,7 @@ class _Ranking:
             self.search.kernel,
             sample,
             settings,
-            CONDITION_FEATURES,
+            int(np.clip(len(sample) // ROWS_PER_FEATURE, *CONDITION_FEATURES)),
             TARGET_FEATURES,
             floor=SELECTION_FLOOR,
             seed=self.search.seed,

@@ -37,6 +37,8 @@ FEWEST_ROWS = 10
 MANY_TIES = 0.1
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
+# Features of the condition: from ... to, one for so many rows.
+CONDITION_FEATURES, ROWS_PER_FEATURE = (60, 150), 20
 # The normaliser of a conditional density is integrated more finely than the fit, whose grid is the check on it.
 PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
 
@@ -75,7 +77,7 @@ class FittedModel(BaseEstimator):
             one_of("base", self.base, BASES)
         if self.rkhs_penalty is not None and not 0.0 < self.rkhs_penalty < np.inf:
             raise ValueError(f"rkhs_penalty must be positive and finite, got {self.rkhs_penalty}.")
-        if self.n_centres < 1:
+        if self.n_centres is not None and self.n_centres < 1:
             raise ValueError(f"n_centres must be at least 1, got {self.n_centres}.")
         if hasattr(self.solver, "solve"):
             return self.solver
@@ -309,8 +311,8 @@ class ConditionalKernelExpFamily(FittedModel):
         Width of a Gaussian base, in standard deviations of the target.
     power : bool or None
         Whether the target is first made less skewed by a Yeo-Johnson transformation.
-    n_centres : int
-        Features of x in the fit, at most.
+    n_centres : int or None
+        Features of x in the fit, at most; by default 60, and more from 1,200 rows on.
     solver : {"dde", "exact"} or solver object
         "exact" integrates on a grid (y of at most 2 dimensions) and draws from its cells; "dde" also learns a sampler.
     random_state : int, RandomState or None
@@ -357,7 +359,7 @@ class ConditionalKernelExpFamily(FittedModel):
         base=None,
         base_width=None,
         power=None,
-        n_centres=60,
+        n_centres=None,
         solver="dde",
         random_state=None,
         progress=False,
@@ -417,7 +419,8 @@ class ConditionalKernelExpFamily(FittedModel):
         settings = self.selection_.settings
         sample = scaled[settings.power].sample
         base = conditional_base(self.base, np.asarray(sample.target), settings.width, seed=seed)
-        space = product_space(self.kernel, sample, settings, self.n_centres, TARGET_FEATURES, floor=SPACE_FLOOR, seed=seed)
+        centres = self.n_centres or int(np.clip(len(X) // ROWS_PER_FEATURE, *CONDITION_FEATURES))
+        space = product_space(self.kernel, sample, settings, centres, TARGET_FEATURES, floor=SPACE_FLOOR, seed=seed)
         proposal = best_mixture(np.asarray(sample.target), seed=seed)
         self._task = Task(sample, base, space, settings.rkhs_penalty, proposal)
         checkpoint = storage.Checkpoint(self.checkpoint, self._task) if self.checkpoint is not None else None
