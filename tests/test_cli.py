@@ -6,7 +6,7 @@ import pytest
 from oracles import with_constants
 
 import kexpfam
-from kexpfam import cli, conditional_selection, diagnostics, estimators
+from kexpfam import cli, conditional_selection, diagnostics, estimators, registry
 from kexpfam.datasets import two_moons
 from kexpfam.solvers import reference
 
@@ -405,9 +405,9 @@ def test_sample_draws_targets_at_each_row_of_a_table(run, labelled, conditional,
 
 
 def test_names_that_a_conditional_model_does_not_know_are_y(run, labelled, conditional, targets, tmp_path, monkeypatch):
-    nameless = estimators.load(conditional)
+    nameless = registry.load(conditional)
     vars(nameless).pop("target_names_", None)
-    monkeypatch.setattr(estimators, "load", lambda path: nameless)
+    monkeypatch.setattr(registry, "load", lambda path: nameless)
     pd.read_csv(labelled)[FEATURES][:1].to_csv(tmp_path / "new.csv", index=False)
     _, out, _ = run("sample", conditional, "--at", tmp_path / "new.csv", "-n", 1)
     assert out.splitlines()[0] == ("row,y" if len(targets) == 1 else "row,y0,y1")

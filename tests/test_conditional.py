@@ -20,7 +20,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import kexpfam
 from kexpfam import DDE, ConditionalKernelExpFamily, DoublyDual, diagnostics
 from kexpfam.conditional import CONDITION_MARGIN
-from kexpfam.estimators import NearlyDeterministicWarning, TiesWarning, UncertainNormaliserWarning
+from kexpfam.estimators import NearlyDeterministicWarning
+from kexpfam.face import TiesWarning, UncertainNormaliserWarning
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, COVARIANCE_FLOOR, TAIL_SHARE, TAIL_WIDTH, tailed_gaussian
 from kexpfam.solvers import reference
@@ -665,7 +666,7 @@ EXPECTED = {
 
 
 # The checks fit labels and constant inputs, too.
-@pytest.mark.filterwarnings("ignore::kexpfam.estimators.TiesWarning", "ignore:constant input column")
+@pytest.mark.filterwarnings("ignore::kexpfam.face.TiesWarning", "ignore:constant input column")
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)

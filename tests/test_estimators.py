@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import kexpfam
 from kexpfam import DDE, DoublyDual, Estimate, Exact, KernelExpFamily, diagnostics, estimators
 from kexpfam.datasets import two_moons
-from kexpfam.estimators import TiesWarning, UncertainNormaliserWarning
+from kexpfam.face import TiesWarning, UncertainNormaliserWarning
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, COVARIANCE_FLOOR, Gaussian
 from kexpfam.nodes import importance_nodes
@@ -46,7 +46,7 @@ class Quick(eqx.Module):
         nodes = importance_nodes(task.base, task.proposal, 256, key=key)
         optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
         sampler = Sampler(task.base, Identity(), task.base)
-        return Solution(jnp.asarray(optimum.weights), sampler, Status.CONVERGED, {}, {})
+        return Solution(task.tilt(optimum.weights), sampler, Status.CONVERGED, {}, {})
 
 
 CHECKED = KernelExpFamily(
@@ -451,7 +451,7 @@ def test_an_uncertain_normaliser_is_said_aloud(moons, monkeypatch):
 
 
 def test_repeated_rows_are_said_aloud(moons):
-    with pytest.warns(TiesWarning, match="50% of the rows repeat another"):
+    with pytest.warns(TiesWarning, match="repeats in 50% of the rows"):
         exact().fit(np.repeat(moons[: ROWS // 2], 2, axis=0))
 
 

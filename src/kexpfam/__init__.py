@@ -4,8 +4,8 @@ from kexpfam.diagnostics import ConditionalDiagnosis as ConditionalDiagnosis
 from kexpfam.diagnostics import Diagnosis as Diagnosis
 from kexpfam.estimators import ConditionalKernelExpFamily as ConditionalKernelExpFamily
 from kexpfam.estimators import KernelExpFamily as KernelExpFamily
-from kexpfam.estimators import load as load
 from kexpfam.partition import Estimate as Estimate
+from kexpfam.registry import load as load
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from kexpfam import estimators, storage, tables
+from kexpfam import estimators, registry, storage, tables
 from kexpfam.datasets import SYNTHETIC
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.kernels import KERNELS
@@ -224,7 +224,7 @@ def _training_pair(data: str, target: str, features: str | None, columns: str | 
 
 def _load(model: Path):
     """Return the stored estimator."""
-    estimator = estimators.load(model)
+    estimator = registry.load(model)
     # Which column is which is settled here; scikit-learn would warn that the bare arrays it is given have no names.
     vars(estimator).pop("feature_names_in_", None)
     return estimator

@@ -258,9 +258,13 @@ class _Ranking:
         rows = len(self.row_scores[0])
         weights = np.exp(DESERT * rows * (np.array([trial.score for trial in trials]) - best.score))
         mean = lambda values: np.exp(np.average(np.log(np.asarray(values)), axis=0, weights=weights))
+        # Given scales may be infinite, and infinity times a vanishing weight is no number.
+        given = self.fixed("condition_lengthscale")
         return ConditionalSettings(
             power=best.power,
-            condition_lengthscale=mean([trial.condition_lengthscale for trial in trials]),
+            condition_lengthscale=np.asarray(best.condition_lengthscale)
+            if given
+            else mean([trial.condition_lengthscale for trial in trials]),
             lengthscale=float(mean([trial.lengthscale for trial in trials])),
             width=float(mean([trial.width for trial in trials])),
             rkhs_penalty=float(mean([trial.rkhs_penalty for trial in trials])),

@@ -32,15 +32,12 @@ PIT_DRAWS = 200
 SUSPICIOUS_P_VALUE = 0.01
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was measured about a fit; ``str()`` of it is the report a person reads."""
+class Verdict:
+    """What every diagnosis says: the gap, whether the fit converged, and a report of its rows."""
 
     status: Status
-    log_partition: Estimate
     f_gap: float
     sampler_kl: Estimate
-    sampler_mmd: Distance
     effective_share: float
     verdict: str
     advice: tuple[str, ...]
@@ -54,19 +51,38 @@ class Diagnosis:
     def converged(self) -> bool:
         return self.verdict != "poor" and self.status is Status.CONVERGED
 
-    def __str__(self) -> str:
-        rows = [
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of the report, as name and value."""
+        return [
             ("verdict", self.verdict.upper()),
             ("solver", self.status.value),
-            ("log Z", str(self.log_partition)),
             ("duality gap", f"{self.duality_gap:.4f} nats"),
             ("f below its optimum by", f"{self.f_gap:.4f} nats"),
             ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
-            ("MMD^2 to refined draws", f"{self.sampler_mmd.value:+.2e} ± {self.sampler_mmd.standard_error:.1e}"),
             ("effective share of draws", f"{self.effective_share:.0%}"),
         ]
-        lines = [f"{name + ':':<26}{value}" for name, value in rows]
+
+    def __str__(self) -> str:
+        lines = [f"{name + ':':<28}{value}" for name, value in self.rows()]
         return "\n".join(lines + [f"- {line}" for line in self.advice])
+
+
+@dataclass(frozen=True)
+class Diagnosis(Verdict):
+    """What was measured about a fit; ``str()`` of it is the report a person reads."""
+
+    status: Status
+    log_partition: Estimate
+    f_gap: float
+    sampler_kl: Estimate
+    sampler_mmd: Distance
+    effective_share: float
+    verdict: str
+    advice: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, str]]:
+        mmd = f"{self.sampler_mmd.value:+.2e} ± {self.sampler_mmd.standard_error:.1e}"
+        return [*super().rows(), ("log Z", str(self.log_partition)), ("MMD^2 to refined draws", mmd)]
 
 
 def diagnose(
@@ -79,7 +95,7 @@ def diagnose(
     refined = refine(tilt, sampler, DRAWS, REFINING_STEPS, key=refine_key)
     plain = sampler.weighted_draws(np.zeros((DRAWS, 0)), key=mmd_key).points
     mmd = mmd_squared(plain, refined)
-    verdict, advice = judge(status, log_partition, f_gap, kl, mmd, share)
+    verdict, advice = judge(status, log_partition, f_gap, kl, share)
     return Diagnosis(status, log_partition, f_gap, kl, mmd, share, verdict, advice)
 
 
@@ -88,7 +104,7 @@ def shortfall(task: Task, tilt: Tilt, sampler: Sampler, *, key: Key[Array, ""]) 
 
     The part that fresh draws put there by chance, about rank / (2 draws), is taken off.
     """
-    problem = likelihood(task, importance_nodes(task.base, sampler.reference, NODES, key=key))
+    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, sampler.reference, NODES, key=key))
     optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
     exponents = problem.exponents(np.asarray(tilt.weights))[0]
     noise = tilt.space.size / (effective_share(exponents) * NODES)
@@ -104,9 +120,7 @@ def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *,
     return Estimate(float(log_ratio.mean()), error, float(DRAWS)), effective_share(-log_ratio)
 
 
-def judge(
-    status: Status, log_partition: Estimate, f_gap: float, kl: Estimate, mmd: Distance, share: float
-) -> tuple[str, tuple[str, ...]]:
+def judge(status: Status, log_partition: Estimate, f_gap: float, kl: Estimate, share: float) -> tuple[str, tuple[str, ...]]:
     """Return the verdict and the advice that goes with what was measured."""
     advice = []
     if not log_partition.trustworthy:
@@ -167,7 +181,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class ConditionalDiagnosis:
+class ConditionalDiagnosis(Verdict):
     """What was measured about a conditional fit; ``str()`` of it is the report a person reads."""
 
     status: Status
@@ -179,28 +193,9 @@ class ConditionalDiagnosis:
     verdict: str
     advice: tuple[str, ...]
 
-    @property
-    def duality_gap(self) -> float:
-        """Return how far the pair (f, q) is from a saddle point: f's shortfall in the primal plus q's in the dual."""
-        return self.f_gap + max(self.sampler_kl.value, 0.0)
-
-    @property
-    def converged(self) -> bool:
-        return self.verdict != "poor" and self.status is Status.CONVERGED
-
-    def __str__(self) -> str:
-        rows = [
-            ("verdict", self.verdict.upper()),
-            ("solver", self.status.value),
-            ("duality gap", f"{self.duality_gap:.4f} nats"),
-            ("f below its optimum by", f"{self.f_gap:.4f} nats"),
-            ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
-            ("effective share of draws", f"{self.effective_share:.0%}"),
-            ("largest error of log Z(x)", f"{self.partition_error:.1g}"),
-        ]
-        rows += self.calibration.lines() if self.calibration is not None else []
-        lines = [f"{name + ':':<28}{value}" for name, value in rows]
-        return "\n".join(lines + [f"- {line}" for line in self.advice])
+    def rows(self) -> list[tuple[str, str]]:
+        calibrated = self.calibration.lines() if self.calibration is not None else []
+        return [*super().rows(), ("largest error of log Z(x)", f"{self.partition_error:.1g}"), *calibrated]
 
 
 def diagnose_conditional(
@@ -214,7 +209,9 @@ def diagnose_conditional(
 ) -> ConditionalDiagnosis:
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
     gap_key, row_key, draw_key = jr.split(key, 3)
-    finer = likelihood(task, integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key))
+    finer = likelihood(
+        task.within(density.tilt.space), integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key)
+    )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)
     rows = np.asarray(jr.randint(row_key, (DRAWS,), 0, len(training)))
@@ -234,7 +231,7 @@ def judge_conditional(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the verdict and the advice that goes with what was measured."""
     partition = Estimate(0.0, error, np.inf)
-    verdict, advice = judge(status, partition, f_gap, kl, Distance(0.0, 0.0), share)
+    verdict, advice = judge(status, partition, f_gap, kl, share)
     extra = []
     if calibration is None:
         extra.append("Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated.")

@@ -1,30 +1,37 @@
-"""The scikit-learn face: thin, and the same for every estimator of the library."""
+"""The library's own estimators: a kernel exponential family for ``p(x)``, and one for ``p(y | x)``."""
 
-import contextlib
-import functools
 import warnings
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
-from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.conditional import ConditionalDensity
 from kexpfam.conditional_selection import PENALTIES, ConditionalSearch, Scaled, conditional_base, product_space
 from kexpfam.density import Completion, Density
-from kexpfam.diagnostics import ConditionalDiagnosis, Diagnosis, calibrate, diagnose, diagnose_conditional
+from kexpfam.diagnostics import ConditionalDiagnosis, Diagnosis, diagnose, diagnose_conditional
+from kexpfam.face import (
+    FEWEST_ROWS,
+    ConditionalFace,
+    DensityFace,
+    FittedModel,
+    UncertainNormaliserWarning,
+    check_columns,
+    check_targets,
+    in_double_precision,
+    key_from,
+    listening,
+    one_of,
+)
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, best_mixture
 from kexpfam.partition import LARGE_ERROR, METHODS, log_partition
 from kexpfam.potentials import Constant, FeatureSpace, RandomFeatures, choose_centres
-from kexpfam.progress import Bar, Listener
-from kexpfam.sample import Sample, Scaling, constant_columns
+from kexpfam.progress import Listener
+from kexpfam.sample import Sample, Scaling
 from kexpfam.selection import Search, reduced
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
@@ -33,8 +40,6 @@ from kexpfam.solvers.task import Task, integration_nodes
 # The one place where a name becomes a solver.
 SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact}
 SPACES = ("nystrom", "full", "random_features")
-FEWEST_ROWS = 10
-MANY_TIES = 0.1
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
 # Features of the condition: from ... to, one for so many rows.
@@ -43,66 +48,22 @@ CONDITION_FEATURES, ROWS_PER_FEATURE = (60, 150), 20
 PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
 
 
-class TiesWarning(UserWarning):
-    """So many rows are repeated that no density describes the data: any likelihood can be raised by a spike on the ties."""
+def checked_solver(estimator: FittedModel):
+    """Return the estimator's solver, once the settings that both estimators have are known to make sense."""
+    one_of("kernel", estimator.kernel, KERNELS)
+    if isinstance(estimator.base, str):
+        one_of("base", estimator.base, BASES)
+    if estimator.rkhs_penalty is not None and not 0.0 < estimator.rkhs_penalty < np.inf:
+        raise ValueError(f"rkhs_penalty must be positive and finite, got {estimator.rkhs_penalty}.")
+    if estimator.n_centres is not None and estimator.n_centres < 1:
+        raise ValueError(f"n_centres must be at least 1, got {estimator.n_centres}.")
+    if hasattr(estimator.solver, "solve"):
+        return estimator.solver
+    one_of("solver", estimator.solver, SOLVERS)
+    return SOLVERS[estimator.solver]()
 
 
-class UncertainNormaliserWarning(UserWarning):
-    """The normaliser's error bar is too wide for log densities to be taken at face value."""
-
-
-def key_from(random_state) -> Key[Array, ""]:
-    """Return the JAX key of a scikit-learn random state."""
-    return jr.key(check_random_state(random_state).randint(2**31 - 1))
-
-
-def in_double_precision(method):
-    """Run a method with JAX's float64 switched on, and leave the caller's JAX as it was."""
-
-    @functools.wraps(method)
-    def wrapped(*args, **kwargs):
-        with jax.enable_x64(True):
-            return method(*args, **kwargs)
-
-    return wrapped
-
-
-class FittedModel(BaseEstimator):
-    """What the estimators share: settings that must make sense, and storage."""
-
-    def _solver_object(self):
-        """Return the solver, once the settings that all estimators have are known to make sense."""
-        one_of("kernel", self.kernel, KERNELS)
-        if isinstance(self.base, str):
-            one_of("base", self.base, BASES)
-        if self.rkhs_penalty is not None and not 0.0 < self.rkhs_penalty < np.inf:
-            raise ValueError(f"rkhs_penalty must be positive and finite, got {self.rkhs_penalty}.")
-        if self.n_centres is not None and self.n_centres < 1:
-            raise ValueError(f"n_centres must be at least 1, got {self.n_centres}.")
-        if hasattr(self.solver, "solve"):
-            return self.solver
-        one_of("solver", self.solver, SOLVERS)
-        return SOLVERS[self.solver]()
-
-    def _remember_names(self) -> None:
-        if hasattr(self, "feature_names_in_"):
-            self.column_names_ = [str(name) for name in self.feature_names_in_]
-
-    @in_double_precision
-    def save(self, path) -> None:
-        """Write the fitted model to one file: arrays and readable metadata, no code."""
-        check_is_fitted(self, "density_")
-        skipped = ("progress", "checkpoint", "random_state")
-        params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
-        state = {"params": params} | {name.strip("_"): getattr(self, name) for name in self._stored}
-        frame = hasattr(self, "feature_names_in_")
-        columns = getattr(self, "column_names_", None)
-        metadata = {"n_features_in": self.n_features_in_, "columns": columns, "fitted_to_frame": frame}
-        metadata |= {"targets": getattr(self, "target_names_", None)}
-        storage.save_tree(path, type(self).__name__, state, metadata)
-
-
-class KernelExpFamily(DensityMixin, FittedModel):
+class KernelExpFamily(DensityFace):
     r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood.
 
     Everything left at ``None`` is chosen from the training data (see ``selection_`` after the fit).
@@ -207,7 +168,7 @@ class KernelExpFamily(DensityMixin, FittedModel):
         self._task = Task(part, base, space, settings.rkhs_penalty, part_proposal)
         checkpoint = storage.Checkpoint(self.checkpoint, self._task) if self.checkpoint is not None else None
         self.solution_ = solver.solve(self._task, key=solve_key, report=listener, checkpoint=checkpoint)
-        tilt, sampler = self._task.tilt(self.solution_.weights), self.solution_.sampler
+        tilt, sampler = self.solution_.tilt, self.solution_.sampler
         data = np.asarray(part.target)
         estimate = log_partition(tilt, sampler.reference, data, method=self.normaliser, key=partition_key)
         completion = None if len(settings.dims) == X.shape[1] else Completion(settings.base, settings.dims)
@@ -217,31 +178,6 @@ class KernelExpFamily(DensityMixin, FittedModel):
             message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
             warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
         return self
-
-    @in_double_precision
-    def score_samples(self, X):
-        """Return the normalised log density of each row, in the data's own units; -inf off a bounded support."""
-        check_is_fitted(self, "density_")
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self.density_.log_density(X)
-
-    def score(self, X, y=None):
-        """Return the mean log density of the rows."""
-        return float(np.mean(self.score_samples(X)))
-
-    @in_double_precision
-    def sample(self, n_samples=1, random_state=None, *, refine=0):
-        """Return draws of shape (n_samples, n_features).
-
-        ``refine=0`` is the learned sampler: milliseconds. ``refine=k`` resamples by importance weight and moves each draw by
-        k steps of HMC, which leaves the density itself invariant.
-        """
-        check_is_fitted(self, "density_")
-        n_samples, refine = whole("n_samples", n_samples, 1), whole("refine", refine, 0)
-        key = key_from(random_state)
-        if refine:
-            return self.density_.refined_sample(n_samples, refine, key=key)
-        return self.density_.sample(n_samples, key=key)
 
     @in_double_precision
     def diagnose(self, random_state=0) -> Diagnosis:
@@ -254,16 +190,8 @@ class KernelExpFamily(DensityMixin, FittedModel):
     @in_double_precision
     def potential(self, X):
         """Return the learned f at each row: ``log p - log p0 + log Z``, all in standardised units."""
-        check_is_fitted(self, "density_")
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = self._checked_points(X)
         return self.density_.potential(X)
-
-    @property
-    @in_double_precision
-    def training_data_(self) -> np.ndarray:
-        """The rows the model was fitted to, in the data's own units."""
-        check_is_fitted(self, "density_")
-        return np.asarray(self.density_.scaling.to_data(self._training))
 
     def _checked_solver(self, width: int):
         """Return the solver, once every setting is known to make sense."""
@@ -275,7 +203,7 @@ class KernelExpFamily(DensityMixin, FittedModel):
                 raise ValueError(f"lengthscale must be a number or {width} of them, got shape {scales.shape}.")
             if not np.all(scales > 0.0) or not np.any(np.isfinite(scales)):
                 raise ValueError(f"lengthscale must be positive, and finite in one dimension at least; got {self.lengthscale}.")
-        return self._solver_object()
+        return checked_solver(self)
 
     def _space(self, sample: Sample, lengthscale, seed: int, *, key):
         kernel = KERNELS[self.kernel](jnp.asarray(lengthscale))
@@ -289,7 +217,7 @@ class NearlyDeterministicWarning(UserWarning):
     """The targets are (nearly) a function of the inputs: no likelihood is high enough, and its height says little."""
 
 
-class ConditionalKernelExpFamily(FittedModel):
+class ConditionalKernelExpFamily(ConditionalFace):
     r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))`, by penalised maximum likelihood.
 
     f lies in the RKHS of the product kernel :math:`k(x, x') k(y, y')`. Everything left at ``None`` is chosen from the training
@@ -378,12 +306,6 @@ class ConditionalKernelExpFamily(FittedModel):
         self.progress = progress
         self.checkpoint = checkpoint
 
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
-        tags.target_tags.multi_output = True
-        return tags
-
     @in_double_precision
     def fit(self, X, y):
         """Fit the density of y given X; y has shape (n,) or (n, p)."""
@@ -430,7 +352,7 @@ class ConditionalKernelExpFamily(FittedModel):
             for fineness in (PARTITION_FINENESS, 1.0)
         )
         self.density_ = ConditionalDensity(
-            tilt=self._task.tilt(self.solution_.weights),
+            tilt=self.solution_.tilt,
             sampler=self.solution_.sampler,
             scaling=scalings[settings.power],
             condition_scaling=condition_scaling,
@@ -466,204 +388,12 @@ class ConditionalKernelExpFamily(FittedModel):
             finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
             if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
                 raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
-        return self._solver_object()
-
-    @in_double_precision
-    def score_samples(self, X, y):
-        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
-        X, targets = self._checked_rows(X, y)
-        return self.density_.log_density(X, targets)
-
-    def score(self, X, y):
-        """Return the mean of ``log p(y | x)`` over the rows."""
-        return float(np.mean(self.score_samples(X, y)))
-
-    @in_double_precision
-    def sample(self, X, n_samples=1, random_state=None, *, refine=0):
-        """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
-
-        ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
-        the density itself invariant.
-        """
-        X = self._checked_features(X)
-        n_samples, refine = whole("n_samples", n_samples, 1), whole("refine", refine, 0)
-        key = key_from(random_state)
-        draws = (
-            self.density_.refined_sample(X, n_samples, refine, key=key)
-            if refine
-            else self.density_.sample(X, n_samples, key=key)
-        )
-        return draws[:, :, 0] if self._flat_targets else draws
-
-    @in_double_precision
-    def predict(self, X):
-        """Return the conditional mean of y."""
-        X = self._checked_features(X)
-        mean = self.density_.mean(X)
-        return mean[:, 0] if self._flat_targets else mean
-
-    @in_double_precision
-    def quantile(self, X, levels):
-        """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
-        X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
-        if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {levels!r}.")
-        found = self.density_.quantile(X, wanted)
-        return found[:, 0] if np.ndim(levels) == 0 else found
-
-    def interval(self, X, coverage=0.9):
-        """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only."""
-        if not 0.0 < coverage < 1.0:
-            raise ValueError(f"coverage must lie strictly between 0 and 1, got {coverage!r}.")
-        return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
-
-    @in_double_precision
-    def cdf(self, X, y):
-        """Return ``P(Y <= y | x)`` of each row; 1-D y only."""
-        X, targets = self._checked_rows(X, y)
-        return self.density_.cdf(X, targets)
-
-    @in_double_precision
-    def given(self, x) -> "GivenDensity":
-        """Return the density of y under one condition, as an object of its own."""
-        row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
-        if len(row) != 1:
-            raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
-        return GivenDensity(self.density_.given(row[0]), self._flat_targets)
+        return checked_solver(self)
 
     @in_double_precision
     def diagnose(self, X=None, y=None, random_state=0) -> ConditionalDiagnosis:
         """Return what can be known about the quality of the fit; with held-out X and y, its calibration too."""
         check_is_fitted(self, "density_")
         key = key_from(random_state)
-        calibration = None
-        if X is not None:
-            X, targets = self._checked_rows(X, y)
-            if targets.shape[1] > 1:
-                raise ValueError("calibration is for targets of one dimension: call diagnose() without X and y.")
-            calibration = calibrate(self.density_, X, targets, key=key)
+        calibration = None if X is None else self._calibration(X, y, key=key)
         return diagnose_conditional(self._task, self.density_, self._training, self.solution_.status, calibration, key=key)
-
-    @property
-    def training_data_(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows the model was fitted to: X and y."""
-        check_is_fitted(self, "density_")
-        return self._training, self._training_targets[:, 0] if self._flat_targets else self._training_targets
-
-    def _checked_features(self, X) -> np.ndarray:
-        check_is_fitted(self, "density_")
-        return validate_data(self, X, dtype=np.float64, reset=False)
-
-    def _checked_rows(self, X, y) -> tuple[np.ndarray, np.ndarray]:
-        check_is_fitted(self, "density_")
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        width = self._training_targets.shape[1]
-        if targets.shape[1] != width:
-            raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
-        return X, targets
-
-
-class GivenDensity:
-    """``p(y | x)`` at one x: score points, draw, and look at it."""
-
-    def __init__(self, density: Density, flat: bool):
-        self.density, self._flat = density, flat
-
-    @in_double_precision
-    def score_samples(self, y):
-        """Return the log density at each y, given with shape (n,) or (n, p)."""
-        points = np.asarray(y, dtype=np.float64)
-        return self.density.log_density(points.reshape(-1, self.density.scaling.shift.size))
-
-    @in_double_precision
-    def sample(self, n_samples=1, random_state=None, *, refine=0):
-        """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
-        n_samples, refine, key = whole("n_samples", n_samples, 1), whole("refine", refine, 0), key_from(random_state)
-        draws = self.density.refined_sample(n_samples, refine, key=key) if refine else self.density.sample(n_samples, key=key)
-        return draws[:, 0] if self._flat else draws
-
-    def plot(self):
-        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
-        from kexpfam import report  # matplotlib is slow to import
-
-        return report.plot_given(self)
-
-
-def whole(name: str, value, least: int) -> int:
-    """Return the value as a whole number of at least ``least``, or raise."""
-    if value != int(value) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value}.")
-    return int(value)
-
-
-def check_targets(X: np.ndarray, targets: np.ndarray, estimator) -> None:
-    """Raise for targets that have no density; warn of inputs that say nothing and targets that make likelihoods unbounded."""
-    if np.any(constant_columns(targets)):
-        raise ValueError("y is constant: a constant has no density.")
-    constant = np.flatnonzero(constant_columns(X))
-    names = getattr(estimator, "feature_names_in_", None)
-    if constant.size:
-        shown = ", ".join(str(names[j]) if names is not None else str(j) for j in constant)
-        warnings.warn(f"constant input column(s) {shown} say nothing about y and are ignored.", UserWarning, stacklevel=5)
-    repeated = 1.0 - len(np.unique(targets, axis=0)) / len(targets)
-    if repeated > MANY_TIES:
-        kind = (
-            f"takes only {len(np.unique(targets, axis=0))} values"
-            if repeated > 0.9
-            else f"repeats in {repeated:.0%} of the rows"
-        )
-        message = (
-            f"y {kind}: a density can be made as high as one likes on repeated values, so that its score says how narrow the "
-            "spikes are, not how good the fit is. Jitter rounded targets by their rounding step; use a classifier for labels."
-        )
-        warnings.warn(message, TiesWarning, stacklevel=5)
-
-
-def listening(progress: bool | Listener):
-    """Return a context manager around the listener that ``progress`` asks for."""
-    return Bar() if progress is True else contextlib.nullcontext(progress or None)
-
-
-def one_of(name: str, value, known) -> None:
-    """Raise unless the value is one of the known names."""
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
-
-
-def check_columns(X: np.ndarray, estimator) -> None:
-    """Raise for columns that no density can describe; warn of rows that make likelihoods unbounded."""
-    constant = np.flatnonzero(constant_columns(X))
-    if constant.size:
-        names = getattr(estimator, "feature_names_in_", None)
-        shown = [str(names[j]) if names is not None else str(j) for j in constant]
-        raise ValueError(f"constant column(s) {', '.join(shown)}: a constant has no density; remove them before fitting.")
-    repeated = 1.0 - len(np.unique(X, axis=0)) / len(X)
-    if repeated > MANY_TIES:
-        message = (
-            f"{repeated:.0%} of the rows repeat another: a density can be made as high as one likes on repeated values, so its "
-            "score says how narrow the spikes are, not how good the fit is. Jitter rounded data by its rounding step."
-        )
-        warnings.warn(message, TiesWarning, stacklevel=5)
-
-
-@in_double_precision
-def load(path):
-    """Return the estimator stored at ``path``; no code is executed on the way."""
-    kind, state, metadata = storage.load_tree(path)
-    if kind not in ESTIMATORS:
-        raise storage.StorageError(f"{path} holds a {kind!r}, which is not an estimator of this version of kexpfam.")
-    estimator = ESTIMATORS[kind](**state["params"])
-    estimator.n_features_in_ = metadata["n_features_in"]
-    if metadata["columns"] is not None:
-        estimator.column_names_ = metadata["columns"]
-    if metadata.get("targets") is not None:
-        estimator.target_names_ = metadata["targets"]
-    if metadata["fitted_to_frame"]:
-        estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
-    for name in estimator._stored:
-        setattr(estimator, name, state[name.strip("_")])
-    return estimator
-
-
-ESTIMATORS = {"KernelExpFamily": KernelExpFamily, "ConditionalKernelExpFamily": ConditionalKernelExpFamily}

@@ -78,7 +78,7 @@ def test_the_trace_has_every_term_and_its_value(warm):
 def test_the_solution_is_finite_and_has_converged(model, request):
     model = request.getfixturevalue(model)
     assert model.solution_.status is Status.CONVERGED
-    assert np.all(np.isfinite(model.solution_.weights))
+    assert np.all(np.isfinite(model.solution_.tilt.weights))
     assert np.all(np.isfinite(list(model.solution_.facts.values())))
     assert np.all(np.isfinite(model.sample(500, random_state=0)))
 

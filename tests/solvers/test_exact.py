@@ -53,7 +53,7 @@ def test_the_gradient_vanishes_at_the_solution_on_the_line(penalty):
     solution = Exact().solve(task, key=jr.key(0))
     points, volume = midpoint_grid([-12.0], [12.0], 6000)
     assert solution.status is Status.CONVERGED
-    assert np.linalg.norm(gradient(task, np.asarray(solution.weights), points, volume)) < 1e-3
+    assert np.linalg.norm(gradient(task, np.asarray(solution.tilt.weights), points, volume)) < 1e-3
     # At f = 0 it is far from vanishing.
     assert np.linalg.norm(gradient(task, np.zeros(task.space.size), points, volume)) > 0.1
 
@@ -63,7 +63,7 @@ def test_the_gradient_vanishes_at_the_solution_in_the_plane():
     solution = Exact().solve(task, key=jr.key(0))
     points, volume = midpoint_grid([-6.0, -6.0], [6.0, 6.0], 200)
     assert solution.status is Status.CONVERGED
-    assert np.linalg.norm(gradient(task, np.asarray(solution.weights), points, volume)) < 2e-3
+    assert np.linalg.norm(gradient(task, np.asarray(solution.tilt.weights), points, volume)) < 2e-3
 
 
 def test_a_linear_f_over_a_normal_has_the_closed_form():
@@ -73,7 +73,7 @@ def test_a_linear_f_over_a_normal_has_the_closed_form():
     data = np.concatenate([data, [[-9.0], [9.0]]])
     task = Task(Sample.unconditional(data), normal(), linear_space(), 0.1, normal())
     solution = Exact().solve(task, key=jr.key(0))
-    slope = float(task.tilt(solution.weights).values(np.ones((1, 1)))[0])
+    slope = float(solution.tilt.values(np.ones((1, 1)))[0])
     assert slope == pytest.approx(data.mean() / 1.1, abs=1e-4)
 
 
@@ -114,7 +114,7 @@ def test_the_sampler_has_the_moments_of_the_density(seed):
     task = task_of(line_data(), 0.5)
     solution = Exact().solve(task, key=jr.key(seed))
     points, volume = midpoint_grid([-12.0], [12.0], 6000)
-    masses = np.exp(task.base.log_densities(points) + task.tilt(solution.weights).values(points))
+    masses = np.exp(task.base.log_densities(points) + solution.tilt.values(points))
     masses /= masses.sum()
     draws = np.asarray(solution.sampler.draw(jnp.zeros((4000, 0)), key=jr.key(seed)))[:, 0]
     for power in (1, 2):

@@ -80,7 +80,7 @@ class DDE(eqx.Module):
         finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
         optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
         status = Status.CONVERGED if finished and optimal else outcome.status
-        return Solution(weights, sampler, status, outcome.trace, facts | judged, outcome.watched)
+        return Solution(task.tilt(weights), sampler, status, outcome.trace, facts | judged, outcome.watched)
 
     def _start(self, task, *, key):
         if self.start == "cold":

@@ -42,7 +42,7 @@ class Exact(eqx.Module):
             TiltedCells.on_grid(task.tilt(weights), data, fineness=fineness) if conditional else distil(task, weights, key=key)
         )
         return Solution(
-            weights=weights,
+            tilt=task.tilt(weights),
             sampler=Sampler(reference, Identity(), task.base),
             status=_status(optimum.converged, error),
             trace={},

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import Nodes, grid_nodes, importance_nodes
@@ -39,11 +39,15 @@ class Task(eqx.Module):
         """Return the unnormalised density of f with these weights."""
         return Tilt(self.space, jnp.asarray(weights), self.base)
 
+    def within(self, space: FeatureSpace) -> "Task":
+        """Return the task with f in another space: some solvers choose the space as they go."""
+        return Task(self.sample, self.base, space, self.rkhs_penalty, self.proposal)
+
 
 class Solution(NamedTuple):
     """The answer of any solver: f, a sampler, why it stopped, its trace, facts about its end, and snapshots by step."""
 
-    weights: Float[Array, " r"]
+    tilt: Tilt
     sampler: Sampler
     status: Status
     trace: dict[str, np.ndarray]
