@@ -1,4 +1,4 @@
-"""The command line: fit, score, sample, plot, diagnose."""
+"""The command line: fit, score, sample, plot, diagnose, reproduce."""
 
 import os
 import sys
@@ -14,6 +14,8 @@ from rich.console import Console
 from kexpfam import estimators, registry, storage, tables
 from kexpfam.datasets import SYNTHETIC
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.experiments.specs import EXPERIMENTS, load_spec
+from kexpfam.face import listening
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES
 
@@ -178,6 +180,34 @@ def main() -> None:
             f"[red]error:[/red] {error.filename or ''}: {error.strerror}", highlight=False
         )
         sys.exit(2)
+
+
+@app.command(epilog="Examples:  kexpfam reproduce table1   ·   kexpfam reproduce all --quick   ·   kexpfam reproduce page")
+def reproduce(
+    what: Annotated[str, typer.Argument(help=f"One of all, page, {', '.join(EXPERIMENTS)}.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the records are; default: reproductions, or reproductions-quick.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped."""
+    from kexpfam.experiments import pages, records, runner  # matplotlib is slow to import
+
+    if what not in ("all", "page", *EXPERIMENTS):
+        raise ValueError(f"unknown experiment {what!r}: choose one of all, page, {', '.join(EXPERIMENTS)}.")
+    folder = folder or Path("reproductions-quick" if quick else "reproductions")
+    with listening(not quiet and sys.stderr.isatty()) as listener:
+        for name in EXPERIMENTS if what == "all" else () if what == "page" else (what,):
+            ledger = records.Ledger(folder, name)
+            if fresh:
+                ledger.path.unlink(missing_ok=True)
+            runner.run(load_spec(name, quick=quick), ledger, jobs=jobs, report=listener)
+    page = pages.write(folder)
+    failed = [record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"]
+    typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
 
 
 def _fit_density(table: tables.Table, settings: dict) -> tuple[KernelExpFamily, str]:

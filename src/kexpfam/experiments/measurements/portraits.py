@@ -1,0 +1,56 @@
+"""What the figures show: draws and f of a fit, and draws along the saddle steps from a cold start."""
+
+import numpy as np
+
+from kexpfam.estimators import KernelExpFamily
+from kexpfam.experiments.cost import Cost
+from kexpfam.experiments.measurements.synthetic import synthetic
+from kexpfam.experiments.records import Values
+from kexpfam.experiments.specs import Cell
+from kexpfam.solvers.dde import DDE
+
+PICTURED_DRAWS, PICTURED_CELLS, MARGIN = 1000, 60, 0.15
+# Enough for a picture, and a tenth of the record's size.
+DECIMALS = 2
+
+
+def portrait(cell: Cell) -> Values:
+    """Return training rows, draws of the sampler, and f and the log density on a grid around them."""
+    train = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
+    model = KernelExpFamily(random_state=cell["seed"]).fit(train)
+    axes = [np.linspace(low, high, PICTURED_CELLS) for low, high in map(_limits, train.T)]
+    grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, 2)
+    return {
+        "data": _rounded(train),
+        "draws": _rounded(model.sample(PICTURED_DRAWS, random_state=cell["seed"])),
+        "limits": [_rounded(_limits(column)) for column in train.T],
+        "f": _rounded(model.potential(grid)),
+        "log_density": _rounded(model.score_samples(grid)),
+    }
+
+
+def convergence(cell: Cell) -> Values:
+    """Return draws of the sampler at the wanted steps, from a random start, with networks of the paper's sizes."""
+    train = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
+    solver = DDE(start="cold", steps=max(cell["steps"]), snapshots=True)
+    with Cost() as cost:
+        model = KernelExpFamily(solver=solver, random_state=cell["seed"]).fit(train)
+    snapshots = model.solution_.snapshots
+    to_data = model.density_.scaling.to_data
+    draws = {str(step): _rounded(np.asarray(to_data(snapshots[str(step)]))) for step in cell["steps"] if str(step) in snapshots}
+    return {
+        "data": _rounded(train),
+        "draws": draws,
+        "seconds": cost.seconds,
+        "status": model.solution_.status.name,
+        "sampler_kl": model.diagnose().sampler_kl.value,
+    }
+
+
+def _limits(column: np.ndarray) -> tuple[float, float]:
+    pad = MARGIN * np.ptp(column)
+    return float(column.min() - pad), float(column.max() + pad)
+
+
+def _rounded(values) -> list:
+    return np.round(np.asarray(values, float), DECIMALS).tolist()

@@ -1,0 +1,91 @@
+"""The page of a reproduction, and the headline of the README: pure functions of the records."""
+
+from pathlib import Path
+
+from kexpfam.experiments import claims, figures, tables
+from kexpfam.experiments.records import Ledger, Record
+from kexpfam.experiments.specs import EXPERIMENTS, load_spec
+
+BEGIN, END = "<!-- records: {} -->", "<!-- end of records: {} -->"
+NOTES = {
+    "table1": (
+        "Means over training draws, ± their standard error. Every fit starts with no compiled programs, two at a time, one "
+        "thread each. NLL: mean negative log density of held-out points, nats. MMD²: the paper's distance between draws and "
+        "held-out points; *refined*: after ten steps of HMC."
+    ),
+    "table2": (
+        "Mean NLL of the unseen half ± standard deviation over random halves. Everything is standardised and selected by the "
+        "training half; normalisers are exact. *its protocol*: the released code's, which takes the best of many looks at the "
+        "test half. A star marks targets with so many ties that their likelihood has no bound: there a low figure says how "
+        "narrow the spikes are. PIT: p-values of the sampler's calibration on the unseen half, one per half."
+    ),
+    "larger": "Half of the rows train, the other half tests; targets in units of the training half.",
+    "algorithms": "The same draws and the same selected settings for all; 500 rows.",
+    "duals": "500 rows of the rings; f as the saddle left it, without the convex polish that the other tables have.",
+    "cost": "Given length scale and penalty. Seconds include compilation; memory is the peak above the start of the fit.",
+    "rate": "KL(truth ‖ fit) in nats for a potential inside the space; the penalty falls like 1/n.",
+}
+
+
+def load_all(folder: Path) -> dict[str, list[Record]]:
+    """Return the records of every experiment."""
+    return {name: Ledger(folder, name).records() for name in EXPERIMENTS}
+
+
+def rendered(records: dict[str, list[Record]]) -> str:
+    """Return the page: claims, tables, figures, and where the numbers come from."""
+    parts = ["# The paper, reproduced", "Made by `kexpfam reproduce` from the records in this folder, and from nothing else."]
+    parts += ["## Claims", claims.page(records)]
+    for name in EXPERIMENTS:
+        if not records[name]:
+            continue
+        parts += [f"## {load_spec(name).title}", f"`kexpfam reproduce {name}`" + (f". {NOTES[name]}" if name in NOTES else "")]
+        if name != "figures":
+            parts.append(getattr(tables, name)(records[name]))
+        parts += [f"![{stem}](figures/{stem}.png)" for stem in pictured(name, records[name])]
+    parts += ["## Provenance", provenance(records)]
+    return "\n\n".join(parts) + "\n"
+
+
+def pictured(name: str, records: list[Record]) -> list[str]:
+    """Return the names of the figures that belong to an experiment."""
+    if name == "figures":
+        runs = [record for record in records if record["status"] == "ok"]
+        portraits = ["samples-and-f"] if any(r["cell"]["measure"] == "portrait" for r in runs) else []
+        return portraits + [f"convergence-{r['cell']['dataset']}" for r in runs if r["cell"]["measure"] == "convergence"]
+    return [name] if name in ("cost", "rate") and any(record["status"] == "ok" for record in records) else []
+
+
+def provenance(records: dict[str, list[Record]]) -> str:
+    """Return how many cells were run at which commit with which versions."""
+    counts: dict[tuple, int] = {}
+    for name, rows in records.items():
+        for record in rows:
+            made_by = tuple(str(record[key]) for key in ("kexpfam", "commit", "python", "jax", "numpy", "scikit-learn"))
+            counts[name, *made_by] = counts.get((name, *made_by), 0) + 1
+    lines = [[*key, str(number)] for key, number in sorted(counts.items())]
+    return tables.markdown(("experiment", "kexpfam", "commit", "python", "jax", "numpy", "scikit-learn", "cells"), lines)
+
+
+def headline(records: dict[str, list[Record]], name: str) -> str:
+    """Return what the README shows of an experiment."""
+    return getattr(tables, name)(records[name])
+
+
+def with_headlines(readme: str, records: dict[str, list[Record]]) -> str:
+    """Return the README with its tables made anew, between their marks."""
+    for name in EXPERIMENTS:
+        begin, end = BEGIN.format(name), END.format(name)
+        if begin in readme:
+            before, rest = readme.split(begin)
+            readme = f"{before}{begin}\n{headline(records, name)}\n{end}{rest.split(end)[1]}"
+    return readme
+
+
+def write(folder: Path) -> Path:
+    """Write the page and its figures, and return the page's path."""
+    records = load_all(folder)
+    figures.draw_all(records, folder / "figures")
+    page = folder / "README.md"
+    page.write_text(rendered(records))
+    return page

@@ -1,0 +1,51 @@
+"""How an experiment is run: its missing cells, in parallel processes of one thread each, each ending in a record."""
+
+import os
+import warnings
+
+import joblib
+from threadpoolctl import threadpool_limits
+
+from kexpfam.experiments.records import Ledger, Record, provenance
+from kexpfam.experiments.specs import Cell, Spec
+from kexpfam.progress import Listener, Report
+
+# Threads of two processes on two cores would wait for each other.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+
+
+def run(spec: Spec, ledger: Ledger, *, jobs: int | None = None, report: Listener | None = None) -> None:
+    """Measure the cells that have no record yet, and append each record as it arrives.
+
+    ``jobs=None`` leaves the number of processes, and where they run, to ``joblib.parallel_config``: a Dask cluster, say.
+    """
+    todo, total = ledger.missing(spec), len(spec.cells)
+    done, made_by = total - len(todo), provenance()
+    if report is not None:
+        report(Report(spec.name, done, total, {}))
+    os.environ |= {name: value for name, value in ONE_THREAD.items() if name not in os.environ}
+    results = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(joblib.delayed(measured)(cell) for cell in todo)
+    for record in results:
+        ledger.append(record | made_by)
+        done += 1
+        if report is not None:
+            report(Report(spec.name, done, total, {}))
+
+
+def measured(cell: Cell) -> Record:
+    """Return the record of one cell; what goes wrong in it is a result, and is kept as one."""
+    from kexpfam.experiments.measurements import MEASUREMENTS  # in the worker, after its environment is set
+
+    record: Record = {"cell": cell, "status": "ok", "warnings": []}
+    with threadpool_limits(1), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            record |= {"values": MEASUREMENTS[cell["measure"]](cell)}
+        except Exception as error:
+            record |= {"status": f"{type(error).__name__}: {error}"[:300], "values": {}}
+    said = {type(warning.message).__name__ for warning in caught if warning.category.__module__.startswith("kexpfam")}
+    return record | {"warnings": sorted(said)}

@@ -1,0 +1,241 @@
+"""Records in, Markdown out, and nothing else looked at: every published number passes through here."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import scipy.stats
+
+from kexpfam.experiments.records import Record, chosen, good
+
+with (Path(__file__).parent / "paper.toml").open("rb") as stream:
+    PAPER = tomllib.load(stream)
+
+NOTHING = "–"
+
+
+def table1(records: list[Record]) -> str:
+    """Return the table of the synthetic sets: one row per set and method, means over training draws."""
+    names: tuple[str, ...] = (
+        "data",
+        "dim",
+        "method",
+        "draws",
+        "NLL",
+        "NLL − truth",
+        "NLL − exact, worst",
+        "MMD² ×10³",
+        "paper's",
+        "refined",
+    )
+    names += ("fit s, worst", "MB", "s per 5,000 draws", "paper's s")
+    groups = sorted({tuple(record["cell"][name] for name in ("dim", "dataset", "method")) for record in records})
+    return markdown(names, [_synthetic_row(records, *group) for group in groups])
+
+
+def _synthetic_row(records: list[Record], dim: int, dataset: str, method: str) -> list[str]:
+    of = lambda method: good(records, dim=dim, dataset=dataset, method=method)
+    mine = of(method)
+    exact = {record["cell"]["seed"]: record["values"]["nll"] for record in of("exact")}
+    gaps = [r["values"]["nll"] - exact[r["cell"]["seed"]] for r in mine if r["cell"]["seed"] in exact and method != "exact"]
+    excess = [record["values"]["nll"] - record["values"]["truth_nll"] for record in mine]
+    printed = lambda name: PAPER["table1"][name].get(dataset, {}).get(method) if dim == 2 else None
+    return [
+        dataset,
+        str(dim),
+        method,
+        count(chosen(records, dim=dim, dataset=dataset, method=method)),
+        mean_and_error(mine, "nll", 3),
+        f"{np.mean(excess):+.3f}" if excess else NOTHING,
+        f"{max(gaps):+.3f}" if gaps else NOTHING,
+        mean_and_error(mine, "mmd", 2, factor=1e3),
+        number(printed("mmd"), 2),
+        mean(mine, "mmd_refined", 2, factor=1e3),
+        number(max((record["values"]["seconds"] for record in mine), default=None), 0),
+        mean(mine, "megabytes", 0),
+        mean(mine, "sampling_seconds", 3),
+        number(printed("sampling_seconds"), 2),
+    ]
+
+
+def table2(records: list[Record]) -> str:
+    """Return the table of the benchmark sets: ours, the baselines', and the paper's figures beside each."""
+    names: tuple[str, ...] = (
+        "data",
+        "halves",
+        "exact",
+        "DDE − exact, worst",
+        "DDE sampler's PIT, p",
+        "paper's DDE",
+        "delta",
+        "its protocol",
+    )
+    names += tuple(name for label in ("KCEF", "ε-KDE", "LSCDE") for name in (label, "paper's"))
+    return markdown(names, [_benchmark_row(records, name) for name in PAPER["table2"] if chosen(records, dataset=name)])
+
+
+def _benchmark_row(records: list[Record], dataset: str) -> list[str]:
+    of = lambda method: good(records, dataset=dataset, method=method)
+    exact, printed = of("exact"), PAPER["table2"][dataset]
+    by_seed = {record["cell"]["seed"]: record["values"]["nll"] for record in exact}
+    gaps = [r["values"]["nll"] - by_seed[r["cell"]["seed"]] for r in of("dde") if r["cell"]["seed"] in by_seed]
+    ties = "*" if any("TiesWarning" in record["warnings"] for record in exact) else ""
+    cells = [
+        dataset + ties,
+        count(chosen(records, dataset=dataset, method="exact")),
+        mean_and_spread(exact, "nll"),
+        f"{max(gaps):+.3f}" if gaps else NOTHING,
+        ", ".join(f"{record['values']['sampler_ks_p_value']:.2f}" for record in of("dde")) or NOTHING,
+        spread(printed["dde"]),
+        _difference(exact, printed["dde"][0]),
+        mean_and_spread(good(records, dataset=dataset, measure="released_protocol"), "nll"),
+    ]
+    for method in ("kcef", "epsilon-kde", "lscde"):
+        cells += [mean_and_spread(of(method), "nll") + failures(chosen(records, dataset=dataset, method=method))]
+        cells += [spread(printed.get(method))]
+    return cells
+
+
+def _difference(records: list[Record], printed: float) -> str:
+    found = _mean(records, "nll")
+    return NOTHING if found is None else f"{found - printed:+.2f}"
+
+
+def larger(records: list[Record]) -> str:
+    """Return the table of the larger set: likelihood and time of each competitor."""
+    rows = []
+    for method in dict.fromkeys(record["cell"]["method"] for record in records):
+        mine = good(records, method=method)
+        seen = chosen(records, method=method)
+        rows.append([method, count(seen), mean(mine, "rows", 0), mean_and_error(mine, "nll", 3), mean(mine, "seconds", 0)])
+    return markdown(("NOxEmissions", "halves", "training rows", "NLL", "fit s"), rows)
+
+
+def algorithms(records: list[Record]) -> str:
+    """Return the table of the solvers on the same draws: likelihood beside the exact one's, time and memory."""
+    exact = {record["cell"]["seed"]: record["values"]["nll"] for record in good(records, method="exact")}
+    rows = []
+    for method in dict.fromkeys(record["cell"]["method"] for record in records):
+        mine = good(records, method=method)
+        gaps = [r["values"]["nll"] - exact[r["cell"]["seed"]] for r in mine if r["cell"]["seed"] in exact]
+        rows.append(
+            [
+                method,
+                count(chosen(records, method=method)),
+                mean_and_error(mine, "nll", 3),
+                f"{max(gaps):+.3f}" if gaps else NOTHING,
+                mean(mine, "sampler_kl", 3),
+                mean_and_error(mine, "mmd", 2, factor=1e3),
+                mean(mine, "seconds", 0),
+                mean(mine, "megabytes", 0),
+            ]
+        )
+    names = ("solver", "draws", "NLL", "NLL − exact, worst", "KL(sampler ‖ density)", "MMD² ×10³", "fit s", "MB")
+    return markdown(names, rows)
+
+
+def duals(records: list[Record]) -> str:
+    """Return the table of dual families: how far each stays from the density of its f, and what f it ends at."""
+    rows = []
+    for family in dict.fromkeys(record["cell"]["method"] for record in records):
+        mine, seen = good(records, method=family), chosen(records, method=family)
+        values = [mean(mine, name, digits) for name, digits in (("sampler_kl", 3), ("nll", 3), ("seconds", 0))]
+        rows.append([family, count(seen), *values])
+    return markdown(("family of q", "draws", "KL(q ‖ p_f)", "NLL of f", "fit s"), rows)
+
+
+def cost(records: list[Record]) -> str:
+    """Return seconds and megabytes of each method at each size."""
+    methods = list(dict.fromkeys(record["cell"]["method"] for record in records))
+    sizes = sorted({(record["cell"]["dim"], record["cell"]["rows"]) for record in records})
+    rows = []
+    for dim, size in sizes:
+        seen = [chosen(records, dim=dim, rows=size, method=method) for method in methods]
+        rows.append([str(dim), str(size), *(_cost_cell(cell) for cell in seen)])
+    return markdown(("dim", "rows", *(f"{method}: s / MB" for method in methods)), rows)
+
+
+def _cost_cell(records: list[Record]) -> str:
+    fine = [record for record in records if record["status"] == "ok"]
+    if not fine:
+        return "failed" if records else NOTHING
+    return f"{mean(fine, 'seconds', 1)} / {mean(fine, 'megabytes', 0)}"
+
+
+def rate(records: list[Record]) -> str:
+    """Return the mean divergence at each number of rows, and the slope of its logarithm with a 95 % interval."""
+    sizes = sorted({record["cell"]["rows"] for record in records})
+    rows = []
+    for method in dict.fromkeys(record["cell"]["method"] for record in records):
+        means = [mean_and_error(good(records, method=method, rows=size), "kl", 5) for size in sizes]
+        rows.append([method, *means, slope_text(slope(good(records, method=method)))])
+    return markdown(("estimator", *(f"n = {size:,}" for size in sizes), "slope (95 %)"), rows)
+
+
+def slope(records: list[Record]) -> tuple[float, float] | None:
+    """Return the slope of log divergence against log rows and the half width of its 95 % interval; None for one size."""
+    rows = np.log([record["cell"]["rows"] for record in records])
+    if len(set(rows)) < 2 or len(rows) < 3:
+        return None
+    fit = scipy.stats.linregress(rows, np.log([max(record["values"]["kl"], 1e-12) for record in records]))
+    return float(fit.slope), float(scipy.stats.t.ppf(0.975, len(rows) - 2) * fit.stderr)
+
+
+def slope_text(found: tuple[float, float] | None) -> str:
+    """Return the slope with its interval."""
+    return NOTHING if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"
+
+
+def markdown(names: Sequence[str], rows: list[list[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def count(records: list[Record]) -> str:
+    """Return how many records there are, with failures in sight."""
+    return str(sum(record["status"] == "ok" for record in records)) + failures(records)
+
+
+def failures(records: list[Record]) -> str:
+    """Return how many records failed, if any did."""
+    failed = sum(record["status"] != "ok" for record in records)
+    return f" ({failed} failed)" if failed else ""
+
+
+def mean(records: list[Record], name: str, digits: int, *, factor: float = 1.0) -> str:
+    """Return the mean of a value over records."""
+    return number(_mean(records, name, factor=factor), digits)
+
+
+def mean_and_error(records: list[Record], name: str, digits: int, *, factor: float = 1.0) -> str:
+    """Return the mean of a value over records with its standard error, where there are two records at least."""
+    values = _values(records, name, factor)
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    return mean(records, name, digits, factor=factor) + error
+
+
+def mean_and_spread(records: list[Record], name: str) -> str:
+    """Return the mean of a value over records with its standard deviation, as the paper prints it."""
+    values = _values(records, name, 1.0)
+    return spread((float(np.mean(values)), float(np.std(values)))) if values else NOTHING
+
+
+def spread(pair: Sequence[float] | None) -> str:
+    """Return a mean and a standard deviation."""
+    return NOTHING if pair is None else f"{pair[0]:.2f} ± {pair[1]:.2f}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return a number, or a dash for none."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _mean(records: list[Record], name: str, *, factor: float = 1.0) -> float | None:
+    values = _values(records, name, factor)
+    return float(np.mean(values)) if values else None
+
+
+def _values(records: list[Record], name: str, factor: float) -> list[float]:
+    return [factor * record["values"][name] for record in records if record["values"].get(name) is not None]
