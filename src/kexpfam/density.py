@@ -20,7 +20,9 @@ from kexpfam.transports import Sampler
 
 # Importance resampling is used as long as this share of the weighted draws is effective.
 RESAMPLING_SHARE = 0.05
-CANDIDATES_PER_DRAW = 4
+# Weighted draws among which one is chosen: with few, the chance in their weights shows in the shares of the modes. Under
+# conditions each has candidates of its own, and fewer have to do.
+CANDIDATES_PER_DRAW, CANDIDATES_PER_CONDITION = 16, 4
 LEAPFROG_STEPS = 6
 TARGET_ACCEPTANCE = 0.8
 TUNING_CHAINS, TUNING_STEPS, FIRST_STEP_SIZE = 200, 40, 0.05
@@ -105,11 +107,11 @@ def refine_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int,
     Each starts at one of a few draws of the sampler, chosen by their weights, and is moved by tuned HMC.
     """
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
-    repeated = np.repeat(condition, CANDIDATES_PER_DRAW, axis=0)
+    repeated = np.repeat(condition, CANDIDATES_PER_CONDITION, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
     log_ratio = tilt.base.log_densities(draws.points) + tilt.values(draws.points, repeated) - draws.log_density
-    chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio).reshape(len(condition), CANDIDATES_PER_DRAW)))
-    starts = draws.points.reshape(len(condition), CANDIDATES_PER_DRAW, -1)[np.arange(len(condition)), chosen]
+    chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio).reshape(len(condition), CANDIDATES_PER_CONDITION)))
+    starts = draws.points.reshape(len(condition), CANDIDATES_PER_CONDITION, -1)[np.arange(len(condition)), chosen]
     return _moved(tilt, starts, condition, steps, tune_key, move_key)
 
 
