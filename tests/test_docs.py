@@ -1,10 +1,11 @@
 """The documentation runs, its ledger is complete, and its numbers are those of the records."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from kexpfam.experiments import pages
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -33,10 +34,13 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["unconditional", "conditional"])
-def test_the_readme_table_is_the_rendering_of_the_records(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    shown = (ROOT / "README.md").read_text().split(benchmark.BEGIN)[1].split(benchmark.END)[0].strip()
-    assert shown == benchmark.rendered().strip()
+def test_the_pages_are_the_rendering_of_the_records():
+    records = pages.load_all(ROOT / "reproductions")
+    assert (ROOT / "reproductions/README.md").read_text() == pages.rendered(records)
+    readme = (ROOT / "README.md").read_text()
+    assert readme == pages.with_headlines(readme, records)
+
+
+def test_no_record_was_made_by_code_that_was_not_committed():
+    records = pages.load_all(ROOT / "reproductions")
+    assert not [record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")]

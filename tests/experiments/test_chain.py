@@ -157,7 +157,7 @@ def test_headlines_replace_what_is_between_their_marks_and_nothing_else():
     records = {name: [] for name in EXPERIMENTS} | {"table1": [density_record("dde", 0, 2.0)]}
     begin, end = pages.BEGIN.format("table1"), pages.END.format("table1")
     text = pages.with_headlines(f"before\n{begin}\nold\n{end}\nafter", records)
-    assert text == f"before\n{begin}\n{tables.table1(records['table1'])}\n{end}\nafter"
+    assert text == f"before\n{begin}\n{tables.headline1(records['table1'])}\n{end}\nafter"
 
 
 def test_the_command_runs_an_experiment_resumes_and_refuses_what_it_does_not_know(tmp_path, monkeypatch):

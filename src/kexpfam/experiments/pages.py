@@ -7,6 +7,7 @@ from kexpfam.experiments.records import Ledger, Record
 from kexpfam.experiments.specs import EXPERIMENTS, load_spec
 
 BEGIN, END = "<!-- records: {} -->", "<!-- end of records: {} -->"
+HEADLINES = {"table1": tables.headline1, "table2": tables.headline2, "larger": tables.larger}
 NOTES = {
     "table1": (
         "Means over training draws, ± their standard error. Every fit starts with no compiled programs, two at a time, one "
@@ -67,18 +68,13 @@ def provenance(records: dict[str, list[Record]]) -> str:
     return tables.markdown(("experiment", "kexpfam", "commit", "python", "jax", "numpy", "scikit-learn", "cells"), lines)
 
 
-def headline(records: dict[str, list[Record]], name: str) -> str:
-    """Return what the README shows of an experiment."""
-    return getattr(tables, name)(records[name])
-
-
 def with_headlines(readme: str, records: dict[str, list[Record]]) -> str:
     """Return the README with its tables made anew, between their marks."""
-    for name in EXPERIMENTS:
+    for name, table in HEADLINES.items():
         begin, end = BEGIN.format(name), END.format(name)
         if begin in readme:
             before, rest = readme.split(begin)
-            readme = f"{before}{begin}\n{headline(records, name)}\n{end}{rest.split(end)[1]}"
+            readme = f"{before}{begin}\n{table(records[name])}\n{end}{rest.split(end)[1]}"
     return readme
 
 

@@ -112,6 +112,32 @@ def larger(records: list[Record]) -> str:
     return markdown(("NOxEmissions", "halves", "training rows", "NLL", "fit s"), rows)
 
 
+def headline1(records: list[Record]) -> str:
+    """Return the synthetic sets in one row each: likelihood of every method, the sampler's distance, and time."""
+    methods = ("dde", "exact", "score matching", "kde", "mixture", "spline flow")
+    rows = []
+    for dim, dataset in sorted({(record["cell"]["dim"], record["cell"]["dataset"]) for record in records}):
+        of = lambda method, dim=dim, dataset=dataset: good(records, dim=dim, dataset=dataset, method=method)
+        printed = PAPER["table1"]["mmd"][dataset]["dde"] if dim == 2 else None
+        row = [dataset, str(dim), mean(of("dde"), "truth_nll", 2), *(mean(of(method), "nll", 2) for method in methods)]
+        row += [mean(of("dde"), "mmd", 2, factor=1e3), number(printed, 2), mean(of("dde"), "seconds", 0)]
+        rows.append([*row, mean(of("dde"), "sampling_seconds", 0, factor=1e3)])
+    names = ("data", "dim", "truth", "**DDE**", "exact", "score matching", "KDE", "mixture", "spline flow", "MMD² ×10³")
+    return markdown((*names, "paper's", "fit s", "ms per 5,000 draws"), rows)
+
+
+def headline2(records: list[Record]) -> str:
+    """Return the benchmark sets in one row each: ours beside the figures that the paper printed."""
+    rows = []
+    for dataset, printed in PAPER["table2"].items():
+        exact = good(records, dataset=dataset, method="exact")
+        if exact:
+            ties = "*" if any("TiesWarning" in record["warnings"] for record in exact) else ""
+            others = [spread(printed.get(method)) for method in ("dde", "kcef", "epsilon-kde", "lscde")]
+            rows.append([dataset + ties, mean_and_spread(exact, "nll"), *others])
+    return markdown(("data", "**ours**", "paper's DDE", "KCEF", "ε-KDE", "LSCDE"), rows)
+
+
 def algorithms(records: list[Record]) -> str:
     """Return the table of the solvers on the same draws: likelihood beside the exact one's, time and memory."""
     exact = {record["cell"]["seed"]: record["values"]["nll"] for record in good(records, method="exact")}
