@@ -11,6 +11,8 @@ import numpy as np  # noqa: E402
 import scipy.stats  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+from kexpfam.face import in_double_precision  # noqa: E402
+
 GRID_POINTS = 160
 DATA_COLOUR, SAMPLE_COLOUR = "#c1272d", "#1f4e8c"
 
@@ -46,6 +48,7 @@ def plot_trace(estimator) -> Figure:
     return figure
 
 
+@in_double_precision
 def plot_snapshots(estimator, *, most: int = 6) -> Figure:
     """Return sampler draws at several steps of a run, each over the data: convergence as the paper shows it.
 
