@@ -135,28 +135,28 @@ def plot_given(given, *, n_samples: int = 1000, random_state=0) -> Figure:
 
 
 def _plot_plane(estimator, data, draws) -> Figure:
-    figure, axes = plt.subplots(1, 3, figsize=(13.0, 4.3), layout="constrained")
+    panels = 3 if _has_potential(estimator) else 2
+    figure, axes = plt.subplots(1, panels, figsize=(4.4 * panels, 4.3), layout="constrained")
     everything = np.concatenate([data, draws])
     margin = 0.08 * np.ptp(everything, axis=0)
     low, high = everything.min(0) - margin, everything.max(0) + margin
     grid_x, grid_y = np.meshgrid(*(np.linspace(low[i], high[i], GRID_POINTS) for i in range(2)))
     points = np.column_stack([grid_x.ravel(), grid_y.ravel()])
     density = np.exp(estimator.score_samples(points)).reshape(grid_x.shape)
-    f = estimator.potential(points).reshape(grid_x.shape)
     shown = axes[0].pcolormesh(grid_x, grid_y, density, cmap="Blues", shading="auto", rasterized=True)
     figure.colorbar(shown, ax=axes[0], label="density")
     axes[0].scatter(*data.T, s=3, color=DATA_COLOUR, alpha=0.5, linewidths=0)
     axes[0].set_title("density and data")
-    # Far from the data f only undoes the base measure; the colours are spent where the density is.
-    top = f[density > 1e-4 * density.max()]
-    shown = axes[1].pcolormesh(
-        grid_x, grid_y, f, cmap="viridis", shading="auto", vmin=np.percentile(f, 5), vmax=top.max(), rasterized=True
-    )
-    figure.colorbar(shown, ax=axes[1], label="f")
-    axes[1].set_title("learned f = log p - log p0 + log Z")
-    _scatter(axes[2], data, draws)
-    axes[2].set_title("data and draws of the sampler")
-    axes[2].legend(loc="upper right", markerscale=3)
+    if _has_potential(estimator):
+        f = estimator.potential(points).reshape(grid_x.shape)
+        # Far from the data f only undoes the base measure; the colours are spent where the density is.
+        limits = {"vmin": np.percentile(f, 5), "vmax": f[density > 1e-4 * density.max()].max()}
+        shown = axes[1].pcolormesh(grid_x, grid_y, f, cmap="viridis", shading="auto", rasterized=True, **limits)
+        figure.colorbar(shown, ax=axes[1], label="f")
+        axes[1].set_title("learned f = log p - log p0 + log Z")
+    _scatter(axes[-1], data, draws)
+    axes[-1].set_title("data and draws of the sampler")
+    axes[-1].legend(loc="upper right", markerscale=3)
     for axis in axes:
         axis.set_xlim(low[0], high[0])
         axis.set_ylim(low[1], high[1])
@@ -165,13 +165,20 @@ def _plot_plane(estimator, data, draws) -> Figure:
 
 
 def _plot_line(estimator, data, draws) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained")
-    axes[0].hist(data[:, 0], bins=40, density=True, color=DATA_COLOUR, alpha=0.3, label="data")
-    points = _line(axes[0], estimator, draws, around=data)
-    axes[0].legend()
-    axes[1].plot(points[:, 0], estimator.potential(points), color="black")
-    axes[1].set_title("learned f")
+    panels = 2 if _has_potential(estimator) else 1
+    figure, axes = plt.subplots(1, panels, figsize=(4.5 * panels, 3.6), layout="constrained", squeeze=False)
+    axes[0, 0].hist(data[:, 0], bins=40, density=True, color=DATA_COLOUR, alpha=0.3, label="data")
+    points = _line(axes[0, 0], estimator, draws, around=data)
+    axes[0, 0].legend()
+    if _has_potential(estimator):
+        axes[0, 1].plot(points[:, 0], estimator.potential(points), color="black")
+        axes[0, 1].set_title("learned f")
     return figure
+
+
+def _has_potential(estimator) -> bool:
+    """Return whether there is an f to show: kernel density estimates and the like have none."""
+    return hasattr(estimator, "potential")
 
 
 def _line(axis, density, draws, *, around) -> np.ndarray:

@@ -41,10 +41,9 @@ def convergence(cell: Cell) -> Values:
     with Cost() as cost:
         model = KernelExpFamily(solver=solver, random_state=cell["seed"]).fit(train)
     kept = model.solution_.snapshots or {}
+    wanted = [str(step) for step in cell["steps"] if str(step) in kept]
     with jax.enable_x64(True):
-        draws = {
-            str(step): _rounded(model.density_.scaling.to_data(kept[str(step)])) for step in cell["steps"] if str(step) in kept
-        }
+        draws = {step: _rounded(model.density_.scaling.to_data(kept[step])) for step in wanted}
     return {
         "data": _rounded(train),
         "draws": draws,
