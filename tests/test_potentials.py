@@ -60,7 +60,7 @@ def test_an_expansion_in_kernels_has_the_same_values_and_norm_in_features(kernel
     assert weights @ weights == pytest.approx(coefficients @ matrix @ coefficients, rel=1e-8)
     rng = np.random.default_rng(2)
     elsewhere = Sample(jnp.asarray(rng.normal(size=(5, 2))), jnp.asarray(rng.normal(size=(5, sample.condition.shape[1]))))
-    values = space.evaluate(weights, elsewhere.target, elsewhere.condition)
+    values = space.evaluate(jnp.asarray(weights), elsewhere.target, elsewhere.condition)
     np.testing.assert_allclose(values, slow_gram(kernel, elsewhere, sample) @ coefficients, atol=1e-8)
 
 

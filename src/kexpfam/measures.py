@@ -8,7 +8,6 @@ unless it depends on one.
 
 import abc
 import warnings
-from typing import Self
 
 import equinox as eqx
 import jax
@@ -72,7 +71,7 @@ class Gaussian(AbstractMeasure):
     cholesky: Float[Array, "d d"]
 
     @classmethod
-    def fitted(cls, points: np.ndarray, *, width: float = 1.0) -> Self:
+    def fitted(cls, points: np.ndarray, *, width: float = 1.0) -> "Gaussian":
         """Return the normal with the points' mean and ``width**2`` times their covariance."""
         dim = points.shape[1]
         covariance = np.cov(points, rowvar=False).reshape(dim, dim) + COVARIANCE_FLOOR * np.eye(dim)
@@ -122,7 +121,7 @@ class Box(AbstractMeasure):
     high: Float[Array, " d"]
 
     @classmethod
-    def fitted(cls, points: np.ndarray, *, padding: float = 0.2) -> Self:
+    def fitted(cls, points: np.ndarray, *, padding: float = 0.2) -> "Box":
         """Return the box of the points, widened on each side by ``padding`` times their range."""
         low, high = points.min(0), points.max(0)
         margin = padding * (high - low)
@@ -162,13 +161,13 @@ class Mixture(AbstractMeasure):
     whiteners: Float[Array, "k d d"]
 
     @classmethod
-    def of(cls, log_weights, means, choleskys) -> Self:
+    def of(cls, log_weights, means, choleskys) -> "Mixture":
         """Return the mixture with these factors."""
         choleskys = jnp.asarray(choleskys)
         return cls(jnp.asarray(log_weights), jnp.asarray(means), choleskys, jnp.linalg.inv(choleskys))
 
     @classmethod
-    def fitted(cls, points: np.ndarray, *, components: int, diagonal: bool, seed: int) -> Self:
+    def fitted(cls, points: np.ndarray, *, components: int, diagonal: bool, seed: int) -> "Mixture":
         """Return the maximum-likelihood mixture, by scikit-learn's EM."""
         model = _expectation_maximisation(points, components, diagonal, seed)
         if diagonal:

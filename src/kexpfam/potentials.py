@@ -7,7 +7,7 @@ nothing else.
 """
 
 import abc
-from typing import Literal, Self
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -72,7 +72,7 @@ class KernelSpan(AbstractSpan):
     @classmethod
     def build(
         cls, kernel: AbstractKernel, centres: ArrayLike, *, rank: int | None = None, floor: float = EIGENVALUE_FLOOR
-    ) -> Self:
+    ) -> "KernelSpan":
         """Return the span of the centres, without directions that rounding would make."""
         centres = jnp.asarray(centres)
         matrix = np.asarray(_jitted_gram(kernel, centres, centres), dtype=np.float64)
@@ -105,7 +105,7 @@ class RandomFeatures(AbstractSpan):
     frequencies: Float[Array, "r d"]
 
     @classmethod
-    def draw(cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]) -> Self:
+    def draw(cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]) -> "RandomFeatures":
         """Return ``2 * count`` features of the kernel."""
         return cls(kernel.frequencies(count, dim, key=key))
 
@@ -125,7 +125,7 @@ class FeatureSpace(eqx.Module):
     target: AbstractSpan
 
     @classmethod
-    def of_kernels(cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample) -> Self:
+    def of_kernels(cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample) -> "FeatureSpace":
         """Return the whole product space of the centres."""
         target = KernelSpan.build(kernel, centres.target)
         if centres.condition.shape[1] == 0:
@@ -229,7 +229,7 @@ class Network(eqx.Module):
         silent: bool,
         activation: str = "silu",
         key: Key[Array, ""],
-    ) -> Self:
+    ) -> "Network":
         """Return a random network; a silent one has output 0 everywhere, so that its player starts at its anchor."""
         mlp = eqx.nn.MLP(inputs, outputs, width, depth, ACTIVATIONS[activation], identity, dtype=jnp.float32, key=key)
         if silent:

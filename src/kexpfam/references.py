@@ -4,8 +4,6 @@
 ``MixtureNetwork`` is a Gaussian mixture whose parameters are a network of the condition: fast, in any dimension.
 """
 
-from typing import Self
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -79,7 +77,7 @@ class TiltedCells(ConditionalMeasure):
     edges: tuple[Float[Array, " e"], ...]
 
     @classmethod
-    def on_grid(cls, tilt: Tilt, data: np.ndarray, *, fineness: float) -> Self:
+    def on_grid(cls, tilt: Tilt, data: np.ndarray, *, fineness: float) -> "TiltedCells":
         """Return the density on the grid of these targets."""
         edges = [jnp.asarray(edge) for edge in grid_edges(tilt.base, data, fineness=fineness)]
         middles = [0.5 * (edge[1:] + edge[:-1]) for edge in edges]
@@ -103,7 +101,7 @@ class MixtureNetwork(ConditionalMeasure):
     @classmethod
     def draw(
         cls, condition_dim: int, targets: np.ndarray, *, components: int, width: int, depth: int, key: Key[Array, ""]
-    ) -> Self:
+    ) -> "MixtureNetwork":
         """Return a network whose components start at targets spread over all, with scales to match."""
         dim = targets.shape[1]
         network = Network.draw(condition_dim, components * (1 + 2 * dim), width=width, depth=depth, silent=True, key=key)

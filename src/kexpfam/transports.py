@@ -1,7 +1,7 @@
 """Transport maps: noise (and condition) to a point. The sampler q of the paper is the law of ``transport(noise)``."""
 
 import abc
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ class Residual(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> Self:
+    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Residual":
         """Return the identity; ``shape`` is the network's width, depth and activation."""
         return cls(Network.draw(dim + condition_dim, dim, silent=True, key=key, **shape))
 
@@ -42,7 +42,7 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> Self:
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Free":
         """Return a random map; ``shape`` is the network's width, depth and activation."""
         return cls(Network.draw(noise_dim + condition_dim, dim, silent=False, key=key, **shape))
 

@@ -1,7 +1,5 @@
 """What a user would try first for p(y | x): a linear model, and a forest with a density of its residuals."""
 
-from typing import Self
-
 import numpy as np
 import scipy.stats
 from sklearn.ensemble import RandomForestRegressor
@@ -16,7 +14,7 @@ BANDWIDTHS = np.geomspace(0.01, 1.0, 20)
 class LinearGaussian:
     """A linear mean and normal errors of one variance."""
 
-    def fit(self, X: np.ndarray, y: np.ndarray) -> Self:
+    def fit(self, X: np.ndarray, y: np.ndarray) -> "LinearGaussian":
         """Fit the mean by least squares, the variance by the residuals."""
         self.mean_ = LinearRegression().fit(X, y)
         self.scale_ = float((y - self.mean_.predict(X)).std())
@@ -33,7 +31,7 @@ class ForestWithResiduals:
     def __init__(self, seed: int):
         self.seed = seed
 
-    def fit(self, X: np.ndarray, y: np.ndarray) -> Self:
+    def fit(self, X: np.ndarray, y: np.ndarray) -> "ForestWithResiduals":
         """Fit the forest, and choose the bandwidth of its residuals by cross-validation."""
         forest = RandomForestRegressor(TREES, min_samples_leaf=SMALLEST_LEAF, oob_score=True, random_state=self.seed)
         self.mean_ = forest.fit(X, y)

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -28,6 +28,7 @@ class Status(enum.Enum):
     NO_STEPS = "No step was asked for: f and the sampler are the warm start's."
 
 
+@runtime_checkable
 class Checkpoint(Protocol):
     """Where a run can leave its state and find it again."""
 
