@@ -4,6 +4,7 @@ import numpy as np
 
 from kexpfam import storage
 from kexpfam.baselines.conditional_mixtures import ConditionalKernelDensity, LeastSquaresConditional, NeighbourDensity
+from kexpfam.baselines.flow import SplineFlow
 from kexpfam.baselines.kernel_density import KernelDensity
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.face import FittedModel, in_double_precision
@@ -17,6 +18,7 @@ ESTIMATORS: dict[str, type[FittedModel]] = {
         LeastSquaresConditional,
         NeighbourDensity,
         ConditionalKernelDensity,
+        SplineFlow,
     )
 }
 
