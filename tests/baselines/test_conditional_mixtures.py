@@ -230,7 +230,9 @@ def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
 def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, background):
     x, y = ((part - part.mean(0)) / part.std(0) for part in (data[0], data[1][:, None]))
     grid, widths = np.array([0.3, 1.0]), np.array([0.2, 0.7])
-    make = lambda points, s: NeighbourWeights(points, s) if name == "neighbours" else KernelWeights(points, np.ones(len(points)), s)
+    make = lambda points, s: (
+        NeighbourWeights(points, s) if name == "neighbours" else KernelWeights(points, np.ones(len(points)), s)
+    )
     model = KINDS[name](background=background)
     with with_constants(conditional_mixtures, WIDTHS=widths):
         found = search_widths([make(x, s) for s in grid], "s", grid, x, y, model, np.random.default_rng(2))
@@ -274,7 +276,11 @@ def test_a_stored_model_is_the_same_to_the_last_bit(name, models, data, tmp_path
     model = models[name]
     model.save(tmp_path / "model.kexpfam")
     stored = kexpfam.load(tmp_path / "model.kexpfam")
-    for ask in (lambda m: m.score_samples(*data), lambda m: m.sample(data[0], 3, random_state=1), lambda m: m.quantile(PLACES, 0.4)):
+    for ask in (
+        lambda m: m.score_samples(*data),
+        lambda m: m.sample(data[0], 3, random_state=1),
+        lambda m: m.quantile(PLACES, 0.4),
+    ):
         np.testing.assert_array_equal(ask(stored), ask(model))
     assert str(stored.diagnose()) == str(model.diagnose())
     again = clone(stored).set_params(random_state=0).fit(*data)

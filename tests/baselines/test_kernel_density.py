@@ -118,6 +118,12 @@ def test_units_and_order_of_rows_are_those_of_the_data(model, moons):
     np.testing.assert_allclose(model.training_data_, moons, rtol=1e-12)
 
 
+def test_heavy_tails_are_scaled_like_any_column():
+    data = np.random.default_rng(0).standard_t(1.2, (ROWS, 1))
+    scaling = KernelDensity(bandwidth=0.3).fit(data).density_.scaling
+    np.testing.assert_allclose(scaling.to_model(data), (data - data.mean()) / data.std(), rtol=1e-12)
+
+
 def test_a_stored_model_is_the_same_to_the_last_bit(model, moons, tmp_path):
     model.save(tmp_path / "model.kexpfam")
     stored = kexpfam.load(tmp_path / "model.kexpfam")

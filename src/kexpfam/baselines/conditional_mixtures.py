@@ -1,6 +1,6 @@
 """Three conditional densities that are mixtures of normals at training targets, and differ in how the weights are found.
 
-By least squares (LSCDE), from the neighbours of the condition (epsilon-KDE), and by a kernel of the condition (Nadaraya-Watson).
+By least squares (LSCDE), from neighbours of the condition (epsilon-KDE), and by a kernel of the condition (Nadaraya-Watson).
 """
 
 import numpy as np
@@ -87,8 +87,9 @@ class LeastSquaresConditional(MixtureFace):
     .. math:: \tfrac12 \alpha^T H \alpha - h^T \alpha + \tfrac\lambda2 |\alpha|^2, \quad
         H = \tfrac1n \sum_i \int \phi(x_i, y) \phi(x_i, y)^T dy, \quad h = \tfrac1n \sum_i \phi(x_i, y_i),
 
-    the squared error of r weighted by p(x), up to a constant; its negative entries are then set to 0 and r is normalised over
-    y, both in closed form. Far from all centres the nearest one with a positive weight decides.
+    the squared error of r weighted by p(x), up to a constant; its negative entries are then set to 0 (as published: that is
+    not the minimiser among non-negative ones) and r is normalised over y, all in closed form. Far from all
+    centres the nearest one with a positive weight decides.
 
     Parameters
     ----------
@@ -145,7 +146,10 @@ class LeastSquaresConditional(MixtureFace):
 
 
 def ratio_moments(x, y, x_centres, y_centres, width: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return H and h of LSCDE; the integral over y of two Gaussians is ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))``."""
+    """Return H and h of LSCDE.
+
+    Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))`` over y.
+    """
     in_x = np.exp(-0.5 * cdist(x, x_centres, "sqeuclidean") / width**2)
     in_y = np.exp(-0.5 * cdist(y, y_centres, "sqeuclidean") / width**2)
     overlap = np.exp(-0.25 * cdist(y_centres, y_centres, "sqeuclidean") / width**2)
