@@ -3,11 +3,25 @@
 import numpy as np
 
 from kexpfam import storage
+from kexpfam.baselines.conditional_mixtures import ConditionalKernelDensity, LeastSquaresConditional, NeighbourDensity
+from kexpfam.baselines.flow import SplineFlow
+from kexpfam.baselines.gaussian_mixture import GaussianMixtureDensity
+from kexpfam.baselines.kernel_density import KernelDensity
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.face import FittedModel, in_double_precision
 
 ESTIMATORS: dict[str, type[FittedModel]] = {
-    estimator.__name__: estimator for estimator in (KernelExpFamily, ConditionalKernelExpFamily)
+    estimator.__name__: estimator
+    for estimator in (
+        KernelExpFamily,
+        ConditionalKernelExpFamily,
+        KernelDensity,
+        GaussianMixtureDensity,
+        LeastSquaresConditional,
+        NeighbourDensity,
+        ConditionalKernelDensity,
+        SplineFlow,
+    )
 }
 
 

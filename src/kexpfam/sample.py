@@ -78,6 +78,14 @@ class Scaling(eqx.Module):
         numbers = {name: jnp.asarray(part) for name, part in parts.items()}
         return Scaling(**numbers, warped=tuple(bool(column) for column in warped))
 
+    @staticmethod
+    def plain(values: np.ndarray) -> "Scaling":
+        """Return the scaling by mean and standard deviation alone; constant columns keep scale 1."""
+        scale = np.where(constant_columns(values), 1.0, values.std(axis=0))
+        zeros, ones = jnp.zeros(values.shape[1]), jnp.ones(values.shape[1])
+        shift = jnp.asarray(values.mean(axis=0))
+        return Scaling(shift, jnp.asarray(scale), zeros, ones, ones, warped=(False,) * values.shape[1])
+
     def to_model(self, values):
         u = _yeo_johnson((values - self.shift) / self.scale, self.powers)
         u = jnp.where(jnp.asarray(self.warped), jnp.arcsinh((values - self.shift) / self.scale), u) if any(self.warped) else u
