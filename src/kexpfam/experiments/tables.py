@@ -91,10 +91,10 @@ def _benchmark_row(records: list[Record], dataset: str) -> list[str]:
         _difference(exact, printed["dde"][0]),
         mean_and_spread(good(records, dataset=dataset, measure="released_protocol"), "nll"),
     ]
-    for method in ("kcef", "epsilon-kde", "lscde"):
+    for method in ("kcef", "lscde", "epsilon-kde"):
         cells += [mean_and_spread(of(method), "nll") + failures(chosen(records, dataset=dataset, method=method))]
         cells += [spread(printed.get(method))]
-    return cells
+    return [*cells, mean_and_spread(good(records, dataset=dataset, measure="bare_neighbours"), "nll")]
 
 
 def _difference(records: list[Record], printed: float) -> str:

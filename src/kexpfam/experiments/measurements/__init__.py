@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kexpfam.experiments.measurements.benchmark import conditional
 from kexpfam.experiments.measurements.growth import cost, rate
+from kexpfam.experiments.measurements.neighbours import bare_neighbours
 from kexpfam.experiments.measurements.portraits import convergence, portrait
 from kexpfam.experiments.measurements.protocol import released_protocol
 from kexpfam.experiments.measurements.synthetic import density
@@ -14,6 +15,7 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "density": density,
     "conditional": conditional,
     "released_protocol": released_protocol,
+    "bare_neighbours": bare_neighbours,
     "portrait": portrait,
     "convergence": convergence,
     "cost": cost,
