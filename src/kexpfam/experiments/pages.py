@@ -18,7 +18,8 @@ NOTES = {
         "Mean NLL of the unseen half ± standard deviation over random halves. Everything is standardised and selected by the "
         "training half; normalisers are exact. *its protocol*: the released code's, which takes the best of many looks at the "
         "test half. A star marks targets with so many ties that their likelihood has no bound: there a low figure says how "
-        "narrow the spikes are. *bare ε-KDE*: with a density of 0 where an input has no neighbour. PIT: p-values of the sampler's calibration on the unseen half, one per half."
+        "narrow the spikes are. *bare ε-KDE*: with a density of 0 where an input has no neighbour. "
+        "PIT: p-values of the sampler's calibration on the unseen half, one per half."
     ),
     "larger": "Half of the rows train, the other half tests; targets in units of the training half.",
     "algorithms": "The same draws and the same selected settings for all; 500 rows.",
