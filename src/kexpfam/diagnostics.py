@@ -10,16 +10,15 @@ from jaxtyping import Array, Key
 from kexpfam.conditional import ConditionalDensity
 from kexpfam.density import refine
 from kexpfam.metrics import Distance, mmd_squared
-from kexpfam.nodes import effective_share, importance_nodes
+from kexpfam.nodes import effective_share
 from kexpfam.partition import Estimate
 from kexpfam.potentials import Tilt
 from kexpfam.solvers import convex
 from kexpfam.solvers.loop import Status
-from kexpfam.solvers.task import Task, integration_nodes, likelihood
+from kexpfam.solvers.task import SHORTFALL_NODES, Task, integration_nodes, likelihood, shortfall
 from kexpfam.transports import Sampler
 
 DRAWS = 4000
-NODES = 16384
 REFINING_STEPS = 5
 # Up to here (nats, shares) a fit is called good; up to twice the first two, fair.
 GOOD_SAMPLER_KL = 0.1
@@ -90,25 +89,13 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of a fitted pair of density and sampler."""
     gap_key, kl_key, mmd_key, refine_key = jr.split(key, 4)
-    f_gap = shortfall(task, tilt, sampler, key=gap_key)
+    f_gap = shortfall(task, tilt, sampler.reference, key=gap_key)
     kl, share = sampler_divergence(tilt, sampler, log_partition, key=kl_key)
     refined = refine(tilt, sampler, DRAWS, REFINING_STEPS, key=refine_key)
     plain = sampler.weighted_draws(np.zeros((DRAWS, 0)), key=mmd_key).points
     mmd = mmd_squared(plain, refined)
     verdict, advice = judge(status, log_partition, f_gap, kl, share)
     return Diagnosis(status, log_partition, f_gap, kl, mmd, share, verdict, advice)
-
-
-def shortfall(task: Task, tilt: Tilt, sampler: Sampler, *, key: Key[Array, ""]) -> float:
-    """Return how much higher the penalised likelihood could be (nats): half the squared Newton decrement on fresh draws.
-
-    The part that fresh draws put there by chance, about rank / (2 draws), is taken off.
-    """
-    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, sampler.reference, NODES, key=key))
-    optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
-    exponents = problem.exponents(np.asarray(tilt.weights))[0]
-    noise = tilt.space.size / (effective_share(exponents) * NODES)
-    return max(0.5 * (optimum.decrement - noise), 0.0)
 
 
 def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *, key: Key[Array, ""]) -> tuple[Estimate, float]:
@@ -210,7 +197,7 @@ def diagnose_conditional(
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
     gap_key, row_key, draw_key = jr.split(key, 3)
     finer = likelihood(
-        task.within(density.tilt.space), integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key)
+        task.within(density.tilt.space), integration_nodes(task, task.proposal, SHORTFALL_NODES, fineness=1.4, key=gap_key)
     )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)
