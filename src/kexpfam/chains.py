@@ -39,17 +39,25 @@ def hmc_step(tilt: Tilt, states, condition: Float[Array, "b p"], step_size, key:
 
 
 def jump(tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: Key[Array, ""]) -> Float[Array, "b d"]:
-    """Return the positions after each was offered an independent draw of the proposal, by Metropolis' rule."""
+    """Return the positions after each was offered an independent draw, of base or proposal, by Metropolis' rule.
+
+    Draws of the base find what f has raised where no chain has been; those of the proposal are accepted the most.
+    """
     log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
-    draw_key, accept_key = jr.split(key)
-    candidates = proposal.sample(positions.shape[0], key=draw_key)
-    log_proposal = lambda origin, target: proposal.log_density(target.position)
+    base_key, proposal_key, coin_key, accept_key = jr.split(key, 4)
+    count = positions.shape[0]
+    coins = jr.bernoulli(coin_key, shape=(count, 1))
+    candidates = jnp.where(coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key))
+    # The law of the candidates up to a factor of two, which cancels.
+    log_law = lambda origin, target: jnp.logaddexp(
+        tilt.base.log_density(target.position), proposal.log_density(target.position)
+    )
 
     def step(row_key, position, candidate):
-        algorithm = blackjax.irmh(log_density, lambda _: candidate, log_proposal)
+        algorithm = blackjax.irmh(log_density, lambda _: candidate, log_law)
         return algorithm.step(row_key, algorithm.init(position))[0].position
 
-    return jax.vmap(step)(jr.split(accept_key, positions.shape[0]), positions, candidates)
+    return jax.vmap(step)(jr.split(accept_key, count), positions, candidates)
 
 
 @eqx.filter_jit

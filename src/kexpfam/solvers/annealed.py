@@ -40,7 +40,7 @@ class AnnealedLikelihood(eqx.Module):
     ``ascent`` holds the steps and the annealing; by default the answer is the mean of the later iterates.
     """
 
-    steps: int = 32
+    steps: int = 48
     ascent: Ascent | Averaged | RandomIterate | None = None
 
     def __check_init__(self):
@@ -49,5 +49,5 @@ class AnnealedLikelihood(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, a mixture distilled from its density, and the trace of the steps."""
-        ascent = self.ascent or Averaged(Ascent(Annealing(), trust=1.0, delay=10.0))
+        ascent = self.ascent or Averaged(Ascent(Annealing(), delay=5.0, memory=8.0))
         return climb(task, ascent, self.steps, name="annealed", key=key, report=report, checkpoint=checkpoint)

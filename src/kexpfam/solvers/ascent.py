@@ -14,7 +14,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.measures import AbstractMeasure
@@ -26,10 +25,8 @@ from kexpfam.transports import Identity, Sampler
 
 # Draws of the base for the curvature at f = 0.
 FIRST_DRAWS = 8192
-# The curvature is a running mean over about this many steps: one step's draws are too few to invert their covariance.
-CURVATURE_MEMORY = 20.0
-# A run whose f is this close (nats) to its optimum, judged on fresh draws, has converged.
-OPTIMAL_SHORTFALL = 0.01
+# A run whose f is this close (nats) to its optimum has converged, if there are draws enough to judge it so closely.
+OPTIMAL_SHORTFALL, MOST_NOISE = 0.01, 0.1
 
 
 class Problem(eqx.Module):
@@ -95,11 +92,13 @@ class Ascent(eqx.Module):
 
     ``trust`` is the longest step, in the metric of the curvature (nats of KL are half its square). The gains fall as
     ``(1 + t / delay)^-0.6``: fast enough to work off the noise, slow enough for the mean of the iterates to be efficient.
+    The curvature is a running mean over about ``memory`` steps: one step's draws are too few to invert their covariance.
     """
 
     drawing: AbstractDrawing
     trust: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
     delay: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
+    memory: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
 
     def init(self, problem: Problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> State:
         """Return the start at a given f, with the curvature of f = 0."""
@@ -113,7 +112,7 @@ class Ascent(eqx.Module):
         weights = state.point.f_weights
         drawing, points, acceptance = self.drawing.draw(problem, problem.tilt(weights), state.drawing, key=key)
         features = problem.features(points)
-        curvature = state.curvature + (_covariance(features) - state.curvature) / CURVATURE_MEMORY
+        curvature = state.curvature + (_covariance(features) - state.curvature) / self.memory
         gradient = problem.mean_feature - features.mean(0) - problem.rkhs_penalty * weights
         metric = curvature + problem.rkhs_penalty * jnp.eye(weights.size)
         direction = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(metric), gradient)
@@ -141,8 +140,9 @@ def climb(task: Task, ascent, steps: int, *, name: str, key: Key[Array, ""], rep
     tilt = task.tilt(ascent.answer(outcome.state).f_weights)
     sampler = Sampler(distil(task, tilt.weights, key=distil_key), Identity(), task.base)
     gap = shortfall(task, tilt, sampler.reference, key=judge_key)
-    finished = outcome.status is Status.RAN_ALL_STEPS and gap < OPTIMAL_SHORTFALL
-    return Solution(tilt, sampler, Status.CONVERGED if finished else outcome.status, outcome.trace, {"shortfall": gap})
+    optimal = gap.value < OPTIMAL_SHORTFALL and gap.noise < MOST_NOISE
+    status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and optimal else outcome.status
+    return Solution(tilt, sampler, status, outcome.trace, {"shortfall": gap.value, "shortfall_noise": gap.noise})
 
 
 def _covariance(features: Float[Array, "b r"]) -> Float[Array, "r r"]:

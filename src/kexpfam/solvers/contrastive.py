@@ -32,7 +32,7 @@ class Chains(AbstractDrawing):
     """
 
     persistent: bool = eqx.field(default=True, static=True)
-    count: int = eqx.field(default=512, static=True)
+    count: int = eqx.field(default=256, static=True)
     transitions: int = eqx.field(default=4, static=True)
     jumps: bool = eqx.field(default=True, static=True)
 
@@ -56,11 +56,13 @@ class Chains(AbstractDrawing):
             states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), hmc_key)
             acceptance = jnp.mean(info.acceptance_rate)
             positions = jump(tilt, problem.proposal, states.position, jump_key) if self.jumps else states.position
-            return (positions, log_size + ADAPTATION * (acceptance - TARGET_ACCEPTANCE)), acceptance
+            return (positions, log_size + ADAPTATION * (acceptance - TARGET_ACCEPTANCE)), (positions, acceptance)
 
         start = (positions, drawing.log_step_size)
-        (positions, log_size), acceptance = jax.lax.scan(transition, start, jr.split(move_key, self.transitions))
-        return ChainStates(positions, log_size), positions, jnp.mean(acceptance)
+        (positions, log_size), (path, acceptance) = jax.lax.scan(transition, start, jr.split(move_key, self.transitions))
+        # The way there counts as well as its end, unless it starts at data that the model has not yet changed.
+        draws = path.reshape(-1, positions.shape[1]) if self.persistent else positions
+        return ChainStates(positions, log_size), draws, jnp.mean(acceptance)
 
     def _rows(self, problem, key):
         return problem.data[jr.randint(key, (self.count,), 0, problem.data.shape[0])]
@@ -73,7 +75,7 @@ class ContrastiveDivergence(eqx.Module):
     """
 
     persistent: bool = True
-    steps: int = 200
+    steps: int = 128
     ascent: Ascent | Averaged | RandomIterate | None = None
 
     def __check_init__(self):

@@ -129,13 +129,21 @@ def continuation(problem: convex.Likelihood, penalty: float, *, start: np.ndarra
     return convex.maximise(problem, penalty, weights)
 
 
-def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""]) -> float:
-    """Return how much higher the penalised likelihood could be (nats): half the squared Newton decrement on fresh draws.
+class Shortfall(NamedTuple):
+    """How much higher the penalised likelihood could be, and how much of that draws alone would show (nats)."""
 
-    The part that fresh draws put there by chance, about rank / (2 draws), is taken off.
+    value: float
+    noise: float
+
+
+def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""]) -> Shortfall:
+    """Return half the squared Newton decrement on fresh draws.
+
+    The part that fresh draws put there by chance, about rank / (2 effective draws), is taken off: where it is large there
+    are too few draws near the density to judge it, and the value says nothing.
     """
     problem = likelihood(task.within(tilt.space), importance_nodes(task.base, proposal, SHORTFALL_NODES, key=key))
     optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
     exponents = problem.exponents(np.asarray(tilt.weights))[0]
-    noise = tilt.space.size / (effective_share(exponents) * SHORTFALL_NODES)
-    return max(0.5 * (optimum.decrement - noise), 0.0)
+    noise = 0.5 * tilt.space.size / (effective_share(exponents) * SHORTFALL_NODES)
+    return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
