@@ -3,6 +3,8 @@
 Every transition is BlackJAX's; here is only how many of them run side by side, under which condition and at which step size.
 """
 
+from typing import NamedTuple
+
 import blackjax
 import equinox as eqx
 import jax
@@ -87,10 +89,19 @@ def moved(tilt: Tilt, starts, condition, step_size, keys):
     return states.position
 
 
+class Tempered(NamedTuple):
+    """Particles, their weights (the last stage's, which sum to one), ``log Z``, and whether temperature 1 was reached."""
+
+    particles: Float[Array, "b d"]
+    weights: Float[Array, " b"]
+    log_partition: Float[Array, ""]
+    arrived: Bool[Array, ""]
+
+
 def tempered(
     tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[Array, ""]
-) -> tuple[Float[Array, "b d"], Float[Array, ""], Bool[Array, ""]]:
-    """Return draws of the base carried to the density by tempered SMC, ``log Z``, and whether they have arrived.
+) -> Tempered:
+    """Return draws of the base carried to the density by tempered SMC.
 
     This is annealed importance sampling with temperatures as needed and with resampling between them.
     """
@@ -120,4 +131,4 @@ def tempered(
         return jax.lax.cond(carry[0].tempering_param < 1.0, move, lambda carry: carry, carry), None
 
     (state, total), _ = jax.lax.scan(body, (start, jnp.asarray(0.0)), jr.split(key, stages))
-    return state.particles, total, state.tempering_param >= 1.0
+    return Tempered(state.particles, state.weights, total, state.tempering_param >= 1.0)

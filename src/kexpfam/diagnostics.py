@@ -22,8 +22,8 @@ from kexpfam.transports import Sampler, WeightedDraws
 
 DRAWS = 4000
 REFINING_STEPS = 5
-# The certificate's squares of noise fall with the number of nodes; a thousand draws show how large they are.
-CERTIFYING_NODES, TRACE_DRAWS = 32768, 1000
+# The certificate divides squares of noise by the penalty, so it takes many draws; a thousand show how large they are.
+CERTIFYING_DRAWS, TRACE_DRAWS = 32768, 1000
 # The certificate's key is apart from those of the other measurements.
 CERTIFICATE = 1
 # Up to here (nats, shares) a fit is called good; up to twice the first two, fair.
@@ -52,6 +52,16 @@ class Verdict:
     def duality_gap(self) -> float:
         """Return how far the pair (f, q) is from a saddle point: f's shortfall in the primal plus q's in the dual."""
         return self.f_gap + max(self.sampler_kl.value, 0.0)
+
+    @property
+    def primal(self) -> Estimate:
+        """Return the penalised likelihood of f: a lower bound of its optimum."""
+        return self.certificate.primal
+
+    @property
+    def dual(self) -> Estimate:
+        """Return an upper bound of the optimum of the penalised likelihood."""
+        return self.certificate.dual
 
     @property
     def converged(self) -> bool:
@@ -154,7 +164,8 @@ def certify(task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, *
     """
     task, data = task.within(tilt.space), np.asarray(task.sample.target)
     draw_key, nodes_key = jr.split(key)
-    draws, nothing = sampler.weighted_draws(np.zeros((DRAWS, 0)), key=draw_key), np.zeros((DRAWS, 0))
+    nothing = np.zeros((CERTIFYING_DRAWS, 0))
+    draws = sampler.weighted_draws(nothing, key=draw_key)
     if data.shape[1] <= QUADRATURE_DIMS:
         problem, coarse = (likelihood(task, grid_nodes(task.base, data, fineness=fineness)) for fineness in (FINER, 1.0))
         primal = primal_value(problem, task.rkhs_penalty, tilt, log_partition)
@@ -162,7 +173,7 @@ def certify(task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, *
         error = np.hypot(primal.standard_error, QUADRATURE_SAFETY * (dual.value - check.value))
         dual = dual._replace(standard_error=float(error))
     else:
-        problem = likelihood(task, importance_nodes(task.base, sampler.reference, CERTIFYING_NODES, key=nodes_key))
+        problem = likelihood(task, importance_nodes(task.base, sampler.reference, CERTIFYING_DRAWS, key=nodes_key))
         primal = primal_value(problem, task.rkhs_penalty, tilt, log_partition)
         dual = dual_value(problem, task.rkhs_penalty, tilt, primal, draws=True)
     by_sampler = sampler_dual_value(task, problem.mean_feature, draws, nothing)
@@ -182,6 +193,7 @@ def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate
     There it is :math:`P(f) + |\nabla P(f)|^2 / (2 \eta)`, which is how it is computed: near the optimum the errors of KL and
     moments cancel. On a grid the moments are taken as exact. On draws, the square of their noise is taken off the squared
     gradient (delta method, for one condition), and the error has the noise's part that is linear and the one that is squared.
+    Equation ledger: ``DUAL-GAP``.
     """
     weights = np.asarray(tilt.weights)
     gradient = convex.gradient(problem, penalty, weights)

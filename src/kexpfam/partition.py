@@ -101,6 +101,6 @@ def by_smc(tilt: Tilt, *, key: Key[Array, ""]) -> Estimate:
 @eqx.filter_jit
 def _smc(tilt: Tilt, key):
     particles_key, loop_key = jr.split(key)
-    _, total, arrived = tempered(tilt, tilt.base.sample(SMC_PARTICLES, key=particles_key), SMC_STAGES, key=loop_key)
+    outcome = tempered(tilt, tilt.base.sample(SMC_PARTICLES, key=particles_key), SMC_STAGES, key=loop_key)
     # A run that has not reached temperature 1 has no estimate; infinity makes its error bar infinite too.
-    return jnp.where(arrived, total, jnp.inf)
+    return jnp.where(outcome.arrived, outcome.log_partition, jnp.inf)

@@ -8,7 +8,7 @@ import jax.random as jr
 from jaxtyping import Array, Key
 
 from kexpfam.chains import tempered
-from kexpfam.solvers.ascent import AbstractDrawing, Ascent, climb
+from kexpfam.solvers.ascent import AbstractDrawing, Ascent, Drawn, climb
 from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.task import Solution, Task
 
@@ -30,8 +30,8 @@ class Annealing(AbstractDrawing):
     def draw(self, problem, tilt, drawing, *, key):
         base_key, temper_key = jr.split(key)
         starts = problem.base.sample(self.particles, key=base_key)
-        points, _, arrived = tempered(tilt, starts, self.stages, key=temper_key)
-        return None, points, arrived.astype(starts.dtype)
+        outcome = tempered(tilt, starts, self.stages, key=temper_key)
+        return Drawn(None, outcome.particles, outcome.weights, outcome.arrived.astype(starts.dtype))
 
 
 class AnnealedLikelihood(eqx.Module):

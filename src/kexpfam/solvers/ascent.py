@@ -75,6 +75,15 @@ class Health(NamedTuple):
     acceptance: Float[Array, ""]
 
 
+class Drawn(NamedTuple):
+    """What the next step needs, draws with weights that sum to one, and the share of moves that were accepted."""
+
+    drawing: Any
+    points: Float[Array, "b d"]
+    weights: Float[Array, " b"]
+    acceptance: Float[Array, ""]
+
+
 class AbstractDrawing(eqx.Module):
     """Where draws of the model come from."""
 
@@ -83,8 +92,8 @@ class AbstractDrawing(eqx.Module):
         """Return what the first step needs."""
 
     @abc.abstractmethod
-    def draw(self, problem: Problem, tilt: Tilt, drawing: Any, *, key: Key[Array, ""]) -> tuple[Any, Float[Array, "b d"], Array]:
-        """Return what the next step needs, draws of the tilted density, and an acceptance rate."""
+    def draw(self, problem: Problem, tilt: Tilt, drawing: Any, *, key: Key[Array, ""]) -> Drawn:
+        """Return draws of the tilted density."""
 
 
 class Ascent(eqx.Module):
@@ -105,20 +114,22 @@ class Ascent(eqx.Module):
         base_key, drawing_key = jr.split(key)
         features = problem.features(problem.base.sample(FIRST_DRAWS, key=base_key))
         drawing = self.drawing.init(problem, key=drawing_key)
-        return State(Point(f_weights), _covariance(features), drawing, jnp.array(0))
+        _, curvature = _moments(features, jnp.full(FIRST_DRAWS, 1.0 / FIRST_DRAWS))
+        return State(Point(f_weights), curvature, drawing, jnp.array(0))
 
     def step(self, problem: Problem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
         """Return the state after one step of f."""
         weights = state.point.f_weights
-        drawing, points, acceptance = self.drawing.draw(problem, problem.tilt(weights), state.drawing, key=key)
-        features = problem.features(points)
-        curvature = state.curvature + (_covariance(features) - state.curvature) / self.memory
-        gradient = problem.mean_feature - features.mean(0) - problem.rkhs_penalty * weights
+        drawn = self.drawing.draw(problem, problem.tilt(weights), state.drawing, key=key)
+        expected, covariance = _moments(problem.features(drawn.points), drawn.weights)
+        curvature = state.curvature + (covariance - state.curvature) / self.memory
+        gradient = problem.mean_feature - expected - problem.rkhs_penalty * weights
         metric = curvature + problem.rkhs_penalty * jnp.eye(weights.size)
         direction = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(metric), gradient)
         length = jnp.sqrt(gradient @ direction)
         stride = self.pace(state.step) * jnp.minimum(1.0, self.trust / length)
-        return State(Point(weights + stride * direction), curvature, drawing, state.step + 1), Health(length, acceptance)
+        state = State(Point(weights + stride * direction), curvature, drawn.drawing, state.step + 1)
+        return state, Health(length, drawn.acceptance)
 
     def pace(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the relative size of a step."""
@@ -145,6 +156,8 @@ def climb(task: Task, ascent, steps: int, *, name: str, key: Key[Array, ""], rep
     return Solution(tilt, sampler, status, outcome.trace, {"shortfall": gap.value, "shortfall_noise": gap.noise})
 
 
-def _covariance(features: Float[Array, "b r"]) -> Float[Array, "r r"]:
-    centred = features - features.mean(0)
-    return centred.T @ centred / features.shape[0]
+def _moments(features: Float[Array, "b r"], weights: Float[Array, " b"]) -> tuple[Float[Array, " r"], Float[Array, "r r"]]:
+    """Return the weighted mean and covariance of features."""
+    mean = weights @ features
+    centred = features - mean
+    return mean, centred.T @ (weights[:, None] * centred)

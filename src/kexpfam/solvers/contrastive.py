@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Key
 
 from kexpfam.chains import FIRST_STEP_SIZE, TARGET_ACCEPTANCE, hmc_start, hmc_step, jump
-from kexpfam.solvers.ascent import AbstractDrawing, Ascent, climb
+from kexpfam.solvers.ascent import AbstractDrawing, Ascent, Drawn, climb
 from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.task import Solution, Task
 
@@ -62,7 +62,7 @@ class Chains(AbstractDrawing):
         (positions, log_size), (path, acceptance) = jax.lax.scan(transition, start, jr.split(move_key, self.transitions))
         # The way there counts as well as its end, unless it starts at data that the model has not yet changed.
         draws = path.reshape(-1, positions.shape[1]) if self.persistent else positions
-        return ChainStates(positions, log_size), draws, jnp.mean(acceptance)
+        return Drawn(ChainStates(positions, log_size), draws, jnp.full(len(draws), 1.0 / len(draws)), jnp.mean(acceptance))
 
     def _rows(self, problem, key):
         return problem.data[jr.randint(key, (self.count,), 0, problem.data.shape[0])]
