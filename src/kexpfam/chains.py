@@ -98,9 +98,7 @@ class Tempered(NamedTuple):
     arrived: Bool[Array, ""]
 
 
-def tempered(
-    tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[Array, ""]
-) -> Tempered:
+def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[Array, ""]) -> Tempered:
     """Return draws of the base carried to the density by tempered SMC.
 
     This is annealed importance sampling with temperatures as needed and with resampling between them.

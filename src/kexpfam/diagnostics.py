@@ -159,8 +159,8 @@ def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *,
 def certify(task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, *, key: Key[Array, ""]) -> Certificate:
     """Return the certificate of a fit without conditions.
 
-    The dual is taken at the fitted density itself, on a grid where there is one and on importance draws elsewhere; if too few of
-    these are effective, at the sampler, whose density is known.
+    The dual is taken at the fitted density itself, on a grid where there is one and on importance draws elsewhere; if too few
+    of these are effective, at the sampler, whose density is known.
     """
     task, data = task.within(tilt.space), np.asarray(task.sample.target)
     draw_key, nodes_key = jr.split(key)

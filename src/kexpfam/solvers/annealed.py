@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import equinox as eqx
-import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Key
 
@@ -40,7 +39,7 @@ class AnnealedLikelihood(eqx.Module):
     ``ascent`` holds the steps and the annealing; by default the answer is the mean of the later iterates.
     """
 
-    steps: int = 48
+    steps: int = 32
     ascent: Ascent | Averaged | RandomIterate | None = None
 
     def __check_init__(self):

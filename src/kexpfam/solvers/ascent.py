@@ -25,6 +25,8 @@ from kexpfam.transports import Identity, Sampler
 
 # Draws of the base for the curvature at f = 0.
 FIRST_DRAWS = 8192
+# Steps between reports and checkpoints; multiples of it need one compiled program.
+CHUNK = 8
 # A run whose f is this close (nats) to its optimum has converged, if there are draws enough to judge it so closely.
 OPTIMAL_SHORTFALL, MOST_NOISE = 0.01, 0.1
 
@@ -147,7 +149,7 @@ def climb(task: Task, ascent, steps: int, *, name: str, key: Key[Array, ""], rep
     init_key, run_key, distil_key, judge_key = jr.split(key, 4)
     problem = Problem.of(task)
     state = ascent.init(problem, jnp.zeros(task.space.size), key=init_key)
-    outcome = run(problem, ascent, state, steps=steps, key=run_key, report=report, checkpoint=checkpoint)
+    outcome = run(problem, ascent, state, steps=steps, key=run_key, chunk=CHUNK, report=report, checkpoint=checkpoint)
     tilt = task.tilt(ascent.answer(outcome.state).f_weights)
     sampler = Sampler(distil(task, tilt.weights, key=distil_key), Identity(), task.base)
     gap = shortfall(task, tilt, sampler.reference, key=judge_key)

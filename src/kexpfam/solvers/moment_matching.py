@@ -22,6 +22,8 @@ from kexpfam.transports import Identity, Sampler
 # On the way down to the penalty that is asked for, this decrement is close enough (nats).
 ROUGH = 1e-2
 SHORTEST_STEP = 1e-10
+# A decrement that rounding may leave, however many steps are taken.
+ROUNDING = 1e-9
 
 
 class Match(NamedTuple):
@@ -38,7 +40,7 @@ class MomentMatching(eqx.Module):
     """Newton's method for q on the simplex of a grid's nodes, for functions of at most three coordinates."""
 
     fineness: float = 1.0
-    tolerance: float = 1e-10
+    tolerance: float = 1e-13
     steps: int = 100
 
     def __check_init__(self):
@@ -55,7 +57,7 @@ class MomentMatching(eqx.Module):
             )
         problem = likelihood(task, grid_nodes(task.base, data, fineness=self.fineness))
         match = self.match(problem.mean_feature, problem.node_features, problem.log_weights[0], task.rkhs_penalty)
-        status = Status.CONVERGED if match.decrement <= self.tolerance else Status.RAN_ALL_STEPS
+        status = Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS
         facts = {"dual_value": match.value, "newton_decrement": match.decrement, "newton_steps": float(match.steps)}
         tilt = task.tilt(match.weights)
         sampler = Sampler(distil(task, tilt.weights, key=key), Identity(), task.base)
