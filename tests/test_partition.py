@@ -38,7 +38,7 @@ def test_importance_sampling_has_the_closed_form(slope, seed):
 
 @pytest.mark.parametrize("slope", [0.7, 1.2])
 def test_tempered_smc_has_the_closed_form(slope):
-    estimates = [by_smc(tilted_normal(slope), 1, key=jr.key(seed)) for seed in range(3)]
+    estimates = [by_smc(tilted_normal(slope), key=jr.key(seed)) for seed in range(3)]
     # An error from four repetitions is itself uncertain (Student's t); the mean of three seeds has one of nine degrees.
     error = np.sqrt(np.mean([estimate.standard_error**2 for estimate in estimates]) / 3)
     mean = np.mean([estimate.value for estimate in estimates])
@@ -50,7 +50,7 @@ def test_smc_that_does_not_arrive_has_an_infinite_error(monkeypatch):
     monkeypatch.setattr(partition, "SMC_STAGES", 1)
     space = FeatureSpace.of_kernels(kernels.Linear(), kernels.Linear(), Sample.unconditional(jnp.eye(2)))
     tilt = Tilt(space, jnp.full(2, 6.0), Gaussian(jnp.zeros(2), jnp.eye(2)))
-    estimate = by_smc(tilt, 2, key=jr.key(0))
+    estimate = by_smc(tilt, key=jr.key(0))
     assert estimate.standard_error == np.inf
     assert not estimate.trustworthy
 

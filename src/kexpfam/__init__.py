@@ -6,7 +6,12 @@ from kexpfam.estimators import ConditionalKernelExpFamily as ConditionalKernelEx
 from kexpfam.estimators import KernelExpFamily as KernelExpFamily
 from kexpfam.partition import Estimate as Estimate
 from kexpfam.registry import load as load
+from kexpfam.solvers.annealed import AnnealedLikelihood as AnnealedLikelihood
+from kexpfam.solvers.contrastive import ContrastiveDivergence as ContrastiveDivergence
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
+from kexpfam.solvers.iterates import Averaged as Averaged
+from kexpfam.solvers.iterates import RandomIterate as RandomIterate
+from kexpfam.solvers.moment_matching import MomentMatching as MomentMatching
 from kexpfam.version import __version__ as __version__

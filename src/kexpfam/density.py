@@ -3,14 +3,13 @@
 It does not know how it was fitted, so that everything downstream serves every solver alike.
 """
 
-import blackjax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.chains import moved, tuned_step_size
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import effective_share, importance_nodes, resample
 from kexpfam.partition import Estimate
@@ -23,9 +22,7 @@ RESAMPLING_SHARE = 0.05
 # Weighted draws among which one is chosen: with few, the chance in their weights shows in the shares of the modes. Under
 # conditions each has candidates of its own, and fewer have to do.
 CANDIDATES_PER_DRAW, CANDIDATES_PER_CONDITION = 16, 4
-LEAPFROG_STEPS = 6
-TARGET_ACCEPTANCE = 0.8
-TUNING_CHAINS, TUNING_STEPS, FIRST_STEP_SIZE = 200, 40, 0.05
+TUNING_CHAINS = 200
 
 
 class Completion(eqx.Module):
@@ -119,8 +116,8 @@ def _moved(tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tu
     if steps == 0:
         return starts
     spread = np.linspace(0, len(starts) - 1, min(TUNING_CHAINS, len(starts))).astype(int)
-    tuned = _tune(tilt, jnp.asarray(starts[spread]), jnp.asarray(condition[spread]), tune_key)
-    return np.asarray(_move(tilt, jnp.asarray(starts), jnp.asarray(condition), tuned, jr.split(move_key, steps)))
+    tuned = tuned_step_size(tilt, jnp.asarray(starts[spread]), jnp.asarray(condition[spread]), tune_key)
+    return np.asarray(moved(tilt, jnp.asarray(starts), jnp.asarray(condition), tuned, jr.split(move_key, steps)))
 
 
 @eqx.filter_jit
@@ -131,46 +128,6 @@ def _complete(completion: Completion, values, key):
 @eqx.filter_jit
 def _draw(sampler: Sampler, count: int, key):
     return sampler.draw(jnp.zeros((count, 0)), key=key)
-
-
-def _hmc_step(tilt: Tilt, states, condition, step_size, key):
-    def step(row_key, state, row_condition):
-        log_density = lambda x: tilt.log_unnormalised(x, row_condition)
-        mass = jnp.ones(state.position.size)
-        algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=LEAPFROG_STEPS)
-        return algorithm.step(row_key, state)
-
-    return jax.vmap(step)(jr.split(key, states.position.shape[0]), states, condition)
-
-
-def _hmc_init(tilt: Tilt, starts, condition):
-    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(starts, condition)
-
-
-@eqx.filter_jit
-def _tune(tilt: Tilt, starts, condition, key):
-    """Return the HMC step size whose mean acceptance over many chains is near its target (Robbins-Monro on its log)."""
-
-    def body(carry, inputs):
-        states, log_size = carry
-        index, step_key = inputs
-        states, info = _hmc_step(tilt, states, condition, jnp.exp(log_size), step_key)
-        gain = 2.0 / (1.0 + index) ** 0.6
-        return (states, log_size + gain * (jnp.mean(info.acceptance_rate) - TARGET_ACCEPTANCE)), None
-
-    inputs = (jnp.arange(TUNING_STEPS), jr.split(key, TUNING_STEPS))
-    (_, log_size), _ = jax.lax.scan(body, (_hmc_init(tilt, starts, condition), jnp.log(FIRST_STEP_SIZE)), inputs)
-    return jnp.exp(log_size)
-
-
-@eqx.filter_jit
-def _move(tilt: Tilt, starts, condition, step_size, keys):
-    states, _ = jax.lax.scan(
-        lambda states, key: (_hmc_step(tilt, states, condition, step_size, key)[0], None),
-        _hmc_init(tilt, starts, condition),
-        keys,
-    )
-    return states.position
 
 
 def _rounded(count: int) -> int:

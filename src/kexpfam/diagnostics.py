@@ -1,6 +1,7 @@
 """Is the fit good? Numbers with error bars, and one verdict in words."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.random as jr
 import numpy as np
@@ -10,17 +11,21 @@ from jaxtyping import Array, Key
 from kexpfam.conditional import ConditionalDensity
 from kexpfam.density import refine
 from kexpfam.metrics import Distance, mmd_squared
-from kexpfam.nodes import effective_share, importance_nodes
-from kexpfam.partition import Estimate
+from kexpfam.nodes import effective_share, grid_nodes, importance_nodes
+from kexpfam.partition import FEW_EFFECTIVE_DRAWS, FINER, QUADRATURE_DIMS, QUADRATURE_SAFETY, Estimate
 from kexpfam.potentials import Tilt
 from kexpfam.solvers import convex
+from kexpfam.solvers.convex import Likelihood
 from kexpfam.solvers.loop import Status
-from kexpfam.solvers.task import Task, integration_nodes, likelihood
-from kexpfam.transports import Sampler
+from kexpfam.solvers.task import SHORTFALL_NODES, Task, integration_nodes, likelihood, shortfall
+from kexpfam.transports import Sampler, WeightedDraws
 
 DRAWS = 4000
-NODES = 16384
 REFINING_STEPS = 5
+# The certificate divides squares of noise by the penalty, so it takes many draws; a thousand show how large they are.
+CERTIFYING_DRAWS, TRACE_DRAWS = 32768, 1000
+# The certificate's key is apart from those of the other measurements.
+CERTIFICATE = 1
 # Up to here (nats, shares) a fit is called good; up to twice the first two, fair.
 GOOD_SAMPLER_KL = 0.1
 GOOD_F_GAP = 0.02
@@ -41,11 +46,22 @@ class Verdict:
     effective_share: float
     verdict: str
     advice: tuple[str, ...]
+    certificate: "Certificate"
 
     @property
     def duality_gap(self) -> float:
         """Return how far the pair (f, q) is from a saddle point: f's shortfall in the primal plus q's in the dual."""
         return self.f_gap + max(self.sampler_kl.value, 0.0)
+
+    @property
+    def primal(self) -> Estimate:
+        """Return the penalised likelihood of f: a lower bound of its optimum."""
+        return self.certificate.primal
+
+    @property
+    def dual(self) -> Estimate:
+        """Return an upper bound of the optimum of the penalised likelihood."""
+        return self.certificate.dual
 
     @property
     def converged(self) -> bool:
@@ -60,6 +76,7 @@ class Verdict:
             ("f below its optimum by", f"{self.f_gap:.4f} nats"),
             ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
             ("effective share of draws", f"{self.effective_share:.0%}"),
+            *self.certificate.lines(),
         ]
 
     def __str__(self) -> str:
@@ -79,10 +96,40 @@ class Diagnosis(Verdict):
     effective_share: float
     verdict: str
     advice: tuple[str, ...]
+    certificate: "Certificate"
 
     def rows(self) -> list[tuple[str, str]]:
         mmd = f"{self.sampler_mmd.value:+.2e} ± {self.sampler_mmd.standard_error:.1e}"
         return [*super().rows(), ("log Z", str(self.log_partition)), ("MMD^2 to refined draws", mmd)]
+
+
+class Certificate(NamedTuple):
+    """Values of the two problems between which the optimum of the penalised likelihood lies (nats), and their errors.
+
+    ``primal`` is the penalised likelihood of f: no f has more than the optimum. ``dual`` is the value of the maximum-entropy
+    problem at a distribution: none has less. Both are bounds if their integrals are exact; they are estimates, with the
+    errors given, because these are sums over a grid or over draws. ``sampler_dual`` is the dual value of the sampler, which
+    certifies the sampler as ``dual`` certifies f; one over the penalty multiplies what its moments miss, so
+    that with a small penalty it lies far above.
+    """
+
+    primal: Estimate
+    dual: Estimate
+    sampler_dual: Estimate
+
+    @property
+    def gap(self) -> Estimate:
+        """Return by how much f can be below the optimum at most, up to the error."""
+        error = float(np.hypot(self.primal.standard_error, self.dual.standard_error))
+        return Estimate(self.dual.value - self.primal.value, error, self.dual.effective_draws)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what a report says of it."""
+        brief = lambda estimate: f"{estimate.value:.4f} ± {estimate.standard_error:.1g}"
+        return [
+            ("certified", f"optimum between {brief(self.primal)} and {brief(self.dual)} nats"),
+            ("dual value of the sampler", f"{brief(self.sampler_dual)} nats"),
+        ]
 
 
 def diagnose(
@@ -90,25 +137,14 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of a fitted pair of density and sampler."""
     gap_key, kl_key, mmd_key, refine_key = jr.split(key, 4)
-    f_gap = shortfall(task, tilt, sampler, key=gap_key)
+    f_gap = shortfall(task, tilt, sampler.reference, key=gap_key).value
     kl, share = sampler_divergence(tilt, sampler, log_partition, key=kl_key)
     refined = refine(tilt, sampler, DRAWS, REFINING_STEPS, key=refine_key)
     plain = sampler.weighted_draws(np.zeros((DRAWS, 0)), key=mmd_key).points
     mmd = mmd_squared(plain, refined)
     verdict, advice = judge(status, log_partition, f_gap, kl, share)
-    return Diagnosis(status, log_partition, f_gap, kl, mmd, share, verdict, advice)
-
-
-def shortfall(task: Task, tilt: Tilt, sampler: Sampler, *, key: Key[Array, ""]) -> float:
-    """Return how much higher the penalised likelihood could be (nats): half the squared Newton decrement on fresh draws.
-
-    The part that fresh draws put there by chance, about rank / (2 draws), is taken off.
-    """
-    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, sampler.reference, NODES, key=key))
-    optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
-    exponents = problem.exponents(np.asarray(tilt.weights))[0]
-    noise = tilt.space.size / (effective_share(exponents) * NODES)
-    return max(0.5 * (optimum.decrement - noise), 0.0)
+    certificate = certify(task, tilt, sampler, log_partition, key=jr.fold_in(key, CERTIFICATE))
+    return Diagnosis(status, log_partition, f_gap, kl, mmd, share, verdict, advice, certificate)
 
 
 def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *, key: Key[Array, ""]) -> tuple[Estimate, float]:
@@ -118,6 +154,78 @@ def sampler_divergence(tilt: Tilt, sampler: Sampler, log_partition: Estimate, *,
     log_ratio = draws.log_density - log_p
     error = float(np.hypot(log_ratio.std() / np.sqrt(DRAWS), log_partition.standard_error))
     return Estimate(float(log_ratio.mean()), error, float(DRAWS)), effective_share(-log_ratio)
+
+
+def certify(task: Task, tilt: Tilt, sampler: Sampler, log_partition: Estimate, *, key: Key[Array, ""]) -> Certificate:
+    """Return the certificate of a fit without conditions.
+
+    The dual is taken at the fitted density itself, on a grid where there is one and on importance draws elsewhere; if too few
+    of these are effective, at the sampler, whose density is known.
+    """
+    task, data = task.within(tilt.space), np.asarray(task.sample.target)
+    draw_key, nodes_key = jr.split(key)
+    nothing = np.zeros((CERTIFYING_DRAWS, 0))
+    draws = sampler.weighted_draws(nothing, key=draw_key)
+    if data.shape[1] <= QUADRATURE_DIMS:
+        problem, coarse = (likelihood(task, grid_nodes(task.base, data, fineness=fineness)) for fineness in (FINER, 1.0))
+        primal = primal_value(problem, task.rkhs_penalty, tilt, log_partition)
+        dual, check = (dual_value(grid, task.rkhs_penalty, tilt, primal, draws=False) for grid in (problem, coarse))
+        error = np.hypot(primal.standard_error, QUADRATURE_SAFETY * (dual.value - check.value))
+        dual = dual._replace(standard_error=float(error))
+    else:
+        problem = likelihood(task, importance_nodes(task.base, sampler.reference, CERTIFYING_DRAWS, key=nodes_key))
+        primal = primal_value(problem, task.rkhs_penalty, tilt, log_partition)
+        dual = dual_value(problem, task.rkhs_penalty, tilt, primal, draws=True)
+    by_sampler = sampler_dual_value(task, problem.mean_feature, draws, nothing)
+    return Certificate(primal, dual if dual.effective_draws > FEW_EFFECTIVE_DRAWS else by_sampler, by_sampler)
+
+
+def primal_value(problem: Likelihood, penalty: float, tilt: Tilt, log_partition: Estimate) -> Estimate:
+    r"""Return :math:`P(f) = \hat E[f] - \eta/2 |f|^2 - A(f)`, with the error of the normaliser."""
+    weights = np.asarray(tilt.weights)
+    value = float(weights @ problem.mean_feature - 0.5 * penalty * weights @ weights) - log_partition.value
+    return log_partition._replace(value=value)
+
+
+def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate, *, draws: bool) -> Estimate:
+    r"""Return the dual :math:`D(q) = KL(q || p_0) + |\hat\mu - \mu_q|^2 / (2 \eta)` at the density of f itself.
+
+    There it is :math:`P(f) + |\nabla P(f)|^2 / (2 \eta)`, which is how it is computed: near the optimum the errors of KL and
+    moments cancel. On a grid the moments are taken as exact. On draws, the square of their noise is taken off the squared
+    gradient (delta method, for one condition), and the error has the noise's part that is linear and the one that is squared.
+    Equation ledger: ``DUAL-GAP``.
+    """
+    weights = np.asarray(tilt.weights)
+    gradient = convex.gradient(problem, penalty, weights)
+    squared = float(gradient @ gradient)
+    if not draws:
+        return primal._replace(value=primal.value + 0.5 * squared / penalty)
+    exponents = problem.exponents(weights)[0]
+    masses = np.exp(exponents - np.logaddexp.reduce(exponents))
+    noise = masses[:, None] * (problem.node_features - masses @ problem.node_features)
+    squared -= float(np.sum(noise**2))
+    error = np.sqrt(4.0 * np.sum((noise @ gradient) ** 2) + 2.0 * np.sum((noise.T @ noise) ** 2))
+    error = float(np.hypot(primal.standard_error, 0.5 * error / penalty))
+    return Estimate(primal.value + 0.5 * squared / penalty, error, effective_share(exponents) * len(exponents))
+
+
+def sampler_dual_value(task: Task, mean_feature: np.ndarray, draws: WeightedDraws, condition: np.ndarray) -> Estimate:
+    r"""Return the dual :math:`D(q) = KL(q || p_0) + |\hat\mu - \mu_q|^2 / (2 \eta)` of a sampler, from draws under conditions.
+
+    Unbiased: the square is a U-statistic. The KL is that of the draws' stated log density; where a transport folds
+    space the true density is larger, and so is D.
+    """
+    missed = task.space.matrix(draws.points, condition) - mean_feature
+    count, mean = len(missed), missed.mean(0)
+    log_ratio = draws.log_density - task.base.log_densities(draws.points)
+    squared = float(count * mean @ mean - np.mean(np.sum(missed**2, 1))) / (count - 1)
+    linear = np.std(log_ratio + missed @ mean / task.rkhs_penalty) / np.sqrt(count)
+    # The squared part of the noise has the variance 2 tr(Cov^2) / n^2; some of the pairs are enough to know it.
+    few = missed[:TRACE_DRAWS] - mean
+    products = few @ few.T
+    trace = (np.sum(products**2) - np.sum(np.diag(products) ** 2)) / (len(few) * (len(few) - 1))
+    error = float(np.hypot(linear, 0.5 * np.sqrt(2.0 * trace) / count / task.rkhs_penalty))
+    return Estimate(float(log_ratio.mean()) + 0.5 * squared / task.rkhs_penalty, error, float(count))
 
 
 def judge(status: Status, log_partition: Estimate, f_gap: float, kl: Estimate, share: float) -> tuple[str, tuple[str, ...]]:
@@ -192,6 +300,7 @@ class ConditionalDiagnosis(Verdict):
     calibration: Calibration | None
     verdict: str
     advice: tuple[str, ...]
+    certificate: "Certificate"
 
     def rows(self) -> list[tuple[str, str]]:
         calibrated = self.calibration.lines() if self.calibration is not None else []
@@ -210,7 +319,7 @@ def diagnose_conditional(
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
     gap_key, row_key, draw_key = jr.split(key, 3)
     finer = likelihood(
-        task.within(density.tilt.space), integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key)
+        task.within(density.tilt.space), integration_nodes(task, task.proposal, SHORTFALL_NODES, fineness=1.4, key=gap_key)
     )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)
@@ -223,7 +332,14 @@ def diagnose_conditional(
     kl = Estimate(float(log_ratio.mean()), float(log_ratio.std() / np.sqrt(DRAWS)), float(DRAWS))
     share, error = effective_share(-log_ratio), float(errors.max())
     verdict, advice = judge_conditional(status, f_gap, kl, share, error, calibration)
-    return ConditionalDiagnosis(status, f_gap, kl, share, error, calibration, verdict, advice)
+    log_partition = Estimate(float(partitions.mean()), float(errors.mean()), float(len(density.nodes.log_weights)))
+    primal = primal_value(finer, task.rkhs_penalty, density.tilt, log_partition)
+    by_sampler = sampler_dual_value(task.within(density.tilt.space), finer.mean_feature, draws, conditions)
+    # Without a grid the nodes serve all conditions at once, and their noise would be mistaken for a gradient.
+    on_grid = density.coarse_nodes is not None
+    dual = dual_value(finer, task.rkhs_penalty, density.tilt, primal, draws=False) if on_grid else by_sampler
+    certificate = Certificate(primal, dual, by_sampler)
+    return ConditionalDiagnosis(status, f_gap, kl, share, error, calibration, verdict, advice, certificate)
 
 
 def judge_conditional(

@@ -33,12 +33,21 @@ from kexpfam.potentials import Constant, FeatureSpace, RandomFeatures, choose_ce
 from kexpfam.progress import Listener
 from kexpfam.sample import Sample, Scaling
 from kexpfam.selection import Search, reduced
+from kexpfam.solvers.annealed import AnnealedLikelihood
+from kexpfam.solvers.contrastive import ContrastiveDivergence
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.moment_matching import MomentMatching
 from kexpfam.solvers.task import Task, integration_nodes
 
 # The one place where a name becomes a solver.
-SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact}
+SOLVERS: dict[str, Callable] = {
+    "dde": DDE,
+    "exact": Exact,
+    "contrastive": ContrastiveDivergence,
+    "annealed": AnnealedLikelihood,
+    "moment_matching": MomentMatching,
+}
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
@@ -82,8 +91,9 @@ class KernelExpFamily(DensityFace):
         f on spread-out centres, on all training points, or on random features.
     n_centres : int
         Number of centres, or of random frequencies.
-    solver : {"dde", "exact"} or solver object
-        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions).
+    solver : {"dde", "exact", "contrastive", "annealed", "moment_matching"} or solver object
+        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions), and so
+        does "moment_matching", for the dual; "contrastive" and "annealed" climb the likelihood by Markov chains.
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed.
     random_state : int, RandomState or None

@@ -2,15 +2,13 @@
 
 from typing import NamedTuple
 
-import blackjax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from blackjax.smc import resampling
 from jaxtyping import Array, Key
 
+from kexpfam.chains import tempered
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import GRID_DIMS, grid_nodes, importance_nodes
 from kexpfam.potentials import Tilt
@@ -66,12 +64,12 @@ def log_partition(
     if method == "quadrature" or (method == "auto" and data.shape[1] <= QUADRATURE_DIMS):
         return by_quadrature(tilt, data)
     if method == "smc":
-        return by_smc(tilt, data.shape[1], key=key)
+        return by_smc(tilt, key=key)
     first_key, second_key = jr.split(key)
     estimate = by_importance(tilt, proposal, key=first_key)
     if method == "importance" or estimate.trustworthy:
         return estimate
-    other = by_smc(tilt, data.shape[1], key=second_key)
+    other = by_smc(tilt, key=second_key)
     return min(estimate, other, key=lambda candidate: candidate.standard_error)
 
 
@@ -93,42 +91,16 @@ def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""],
     return log_mean_exp(nodes.log_weights + np.log(draws) + tilt.values(nodes.points))
 
 
-def by_smc(tilt: Tilt, dim: int, *, key: Key[Array, ""]) -> Estimate:
+def by_smc(tilt: Tilt, *, key: Key[Array, ""]) -> Estimate:
     """Temper from the base to the density with moves by HMC; the error comes from independent repetitions."""
-    estimates = np.array([float(_smc(tilt, dim, repeat)) for repeat in jr.split(key, SMC_REPEATS)])
+    estimates = np.array([float(_smc(tilt, repeat)) for repeat in jr.split(key, SMC_REPEATS)])
     spread = float(estimates.std(ddof=1) / np.sqrt(SMC_REPEATS)) if np.all(np.isfinite(estimates)) else np.inf
     return Estimate(float(estimates.mean()), spread, float(SMC_PARTICLES * SMC_REPEATS))
 
 
 @eqx.filter_jit
-def _smc(tilt: Tilt, dim: int, key):
-    empty = jnp.zeros(0)
-    # HMC in units of the base measure's spread, shrunk so that narrow structure is not jumped over.
-    parameters = {
-        "step_size": jnp.full((1,), 0.1),
-        "inverse_mass_matrix": jnp.ones((1, dim)),
-        "num_integration_steps": jnp.full((1,), 5),
-    }
-    kernel = blackjax.smc.adaptive_tempered.build_kernel(
-        logprior_fn=tilt.base.log_density,
-        loglikelihood_fn=lambda x: tilt.f(x[None], empty[None])[0],
-        mcmc_step_fn=blackjax.hmc.build_kernel(),
-        mcmc_init_fn=blackjax.hmc.init,
-        resampling_fn=resampling.systematic,
-        target_ess=0.7,
-    )
+def _smc(tilt: Tilt, key):
     particles_key, loop_key = jr.split(key)
-    start = blackjax.smc.tempered.init(tilt.base.sample(SMC_PARTICLES, key=particles_key))
-    start = start._replace(tempering_param=jnp.asarray(0.0))
-
-    def body(carry, step_key):
-        def move(carry):
-            state, total = carry
-            state, info = kernel(step_key, state, 5, parameters)
-            return state, total + info.log_likelihood_increment
-
-        return jax.lax.cond(carry[0].tempering_param < 1.0, move, lambda carry: carry, carry), None
-
-    (state, total), _ = jax.lax.scan(body, (start, jnp.asarray(0.0)), jr.split(loop_key, SMC_STAGES))
+    outcome = tempered(tilt, tilt.base.sample(SMC_PARTICLES, key=particles_key), SMC_STAGES, key=loop_key)
     # A run that has not reached temperature 1 has no estimate; infinity makes its error bar infinite too.
-    return jnp.where(state.tempering_param >= 1.0, total, jnp.inf)
+    return jnp.where(outcome.arrived, outcome.log_partition, jnp.inf)

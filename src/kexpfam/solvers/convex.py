@@ -103,6 +103,12 @@ def log_partitions(problem: Likelihood, weights: np.ndarray) -> np.ndarray:
     return partitions[0] if weights.ndim == 1 else partitions
 
 
+def gradient(problem: Likelihood, penalty: float, weights: np.ndarray) -> np.ndarray:
+    """Return the gradient of ``likelihood - penalty / 2 |w|^2``."""
+    exponents = problem.exponents(weights)
+    return _moments(problem, penalty, weights, exponents, _logsumexp(exponents))[2]
+
+
 def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share: float = 1e-10) -> Likelihood:
     """Return the problem without the nodes that carry no mass at these weights under any condition."""
     exponents = problem.exponents(weights)
@@ -123,11 +129,16 @@ def _value(problem, penalty, weights):
     return value, exponents, partitions
 
 
-def _derivatives(problem, penalty, weights, exponents, partitions):
+def _moments(problem, penalty, weights, exponents, partitions):
+    """Return the probabilities of the nodes, their mean features under each condition, and the gradient."""
     probabilities = np.exp(exponents - partitions[:, None])
     means = probabilities @ problem.node_features
     expected = problem.condition_features.T @ (problem.shares[:, None] * means)
-    gradient = problem.mean_feature - expected.ravel() - penalty * weights
+    return probabilities, means, problem.mean_feature - expected.ravel() - penalty * weights
+
+
+def _derivatives(problem, penalty, weights, exponents, partitions):
+    probabilities, means, gradient = _moments(problem, penalty, weights, exponents, partitions)
     hessian = np.zeros((weights.size, weights.size))
     for rows in _blocks(problem):
         hessian += _information(problem, probabilities[rows], means[rows], rows)

@@ -16,8 +16,9 @@ from jaxtyping import Array, Key
 
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import effective_share
-from kexpfam.objective import Problem
+from kexpfam.objective import Point, Problem
 from kexpfam.solvers.doubly_dual import DoublyDual
+from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.loop import Status, run
 from kexpfam.solvers.reference import distil
 from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, likelihood
@@ -44,7 +45,7 @@ class DDE(eqx.Module):
 
     start: str = "warm"
     steps: int = 50
-    saddle: DoublyDual | None = None
+    saddle: DoublyDual | Averaged | RandomIterate | None = None
     polish: bool = True
     nodes: int = 16384
     snapshots: bool = False
@@ -70,13 +71,14 @@ class DDE(eqx.Module):
         )
         saddle = self.saddle or STARTS[self.start]
         state = saddle.init(problem, weights, key=init_key)
-        watch = (lambda state: _snapshot(problem, state, judge_key)) if self.snapshots else None
+        watch = (lambda state: _snapshot(problem, saddle.answer(state), judge_key)) if self.snapshots else None
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
-        weights, facts = outcome.state.point.f_weights, {}
+        answer = saddle.answer(outcome.state)
+        weights, facts = answer.f_weights, {}
         if self.polish:
             near = self.start == "warm" and task.sample.condition.shape[1] == 0
             weights, facts = self._polish(task, weights, reference if near else task.proposal, key=polish_key)
-        sampler, judged = self._choose_sampler(task, weights, reference, outcome.state.averaged, key=judge_key)
+        sampler, judged = self._choose_sampler(task, weights, reference, answer.transport, key=judge_key)
         finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
         optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
         status = Status.CONVERGED if finished and optimal else outcome.status
@@ -112,7 +114,7 @@ class DDE(eqx.Module):
 
 
 @eqx.filter_jit
-def _snapshot(problem: Problem, state, key):
+def _snapshot(problem: Problem, point: Point, key):
     """Return sampler draws on noise that is the same at every step, in model units."""
     conditions = problem.sample.condition[jnp.arange(SNAPSHOT_DRAWS) % len(problem.sample)]
-    return Sampler(problem.reference, state.averaged, problem.base).draw(conditions, key=key)
+    return Sampler(problem.reference, point.transport, problem.base).draw(conditions, key=key)

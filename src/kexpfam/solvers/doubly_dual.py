@@ -96,7 +96,7 @@ class DoublyDual(eqx.Module):
         draws = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
         inner_key, f_key = jr.split(key)
         inner = jax.vmap(draws)(jr.split(inner_key, (self.transport_updates, self.nu_updates + 1)))
-        decay = jnp.maximum(0.1, 1.0 - 0.9 * state.step / self.horizon)
+        decay = self.pace(state.step)
         update = lambda state, batches: (self._move_transport(problem, state, decay, batches), None)
         state, _ = scan(update, state, inner)
         batch = draw_batch(problem, self.batch_size, key=f_key)
@@ -108,6 +108,14 @@ class DoublyDual(eqx.Module):
         averaged = _averaged(state.averaged, point.transport, self.averaging)
         state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
         return state, health
+
+    def pace(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """Return the share of the rates that a step uses."""
+        return jnp.maximum(0.1, 1.0 - 0.9 * step / self.horizon)
+
+    def answer(self, state: State) -> Point:
+        """Return the point that a run hands back: the players, the transport as its running mean."""
+        return Point(state.point.f_weights, state.point.nu, state.averaged)
 
     def _move_transport(self, problem, state, decay, batches):
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)

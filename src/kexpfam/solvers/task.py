@@ -9,7 +9,7 @@ import scipy.sparse
 from jaxtyping import Array, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.nodes import Nodes, grid_nodes, importance_nodes
+from kexpfam.nodes import Nodes, effective_share, grid_nodes, importance_nodes
 from kexpfam.potentials import FeatureSpace, Tilt
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
@@ -20,6 +20,9 @@ from kexpfam.transports import Sampler
 FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
 # Grids of the target that are fine enough for densities under a condition, by its dimensions: as shares of the finest.
 CONDITIONAL_FINENESS = {1: 1.0, 2: 0.6}
+
+# Fresh draws that judge a fit.
+SHORTFALL_NODES = 16384
 
 
 class Task(eqx.Module):
@@ -124,3 +127,23 @@ def continuation(problem: convex.Likelihood, penalty: float, *, start: np.ndarra
         weights = convex.maximise(problem, stage, weights, tolerance=1e-2).weights
         stage *= PENALTY_FACTOR
     return convex.maximise(problem, penalty, weights)
+
+
+class Shortfall(NamedTuple):
+    """How much higher the penalised likelihood could be, and how much of that draws alone would show (nats)."""
+
+    value: float
+    noise: float
+
+
+def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""]) -> Shortfall:
+    """Return half the squared Newton decrement on fresh draws.
+
+    The part that fresh draws put there by chance, about rank / (2 effective draws), is taken off: where it is large there
+    are too few draws near the density to judge it, and the value says nothing.
+    """
+    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, proposal, SHORTFALL_NODES, key=key))
+    optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
+    exponents = problem.exponents(np.asarray(tilt.weights))[0]
+    noise = 0.5 * tilt.space.size / (effective_share(exponents) * SHORTFALL_NODES)
+    return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
