@@ -9,4 +9,6 @@ from kexpfam.registry import load as load
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
+from kexpfam.solvers.mmd_gan import MMDGAN as MMDGAN
+from kexpfam.solvers.singly_dual import SinglyDual as SinglyDual
 from kexpfam.version import __version__ as __version__

@@ -26,9 +26,9 @@ PARTICLES = 256
 # Bandwidths of a kernel density estimate that are tried, in standard deviations of the data; points that judge them.
 BANDWIDTHS = np.geomspace(0.02, 1.0, 24)
 JUDGES = 1000
-FLOW = {"flow_layers": 4, "nn_width": 32}
+FLOW_LAYERS, FLOW_WIDTH = 4, 32
 # Knots of the splines, and the half-width of the interval (in standard deviations) that they bend.
-SPLINE = {"knots": 8, "interval": 4.0}
+KNOTS, SPLINE_INTERVAL = 8, 4.0
 LEAPFROGS, FIRST_STEP = 5, 0.05
 # Momenta over which the marginal density of dynamics is averaged.
 MOMENTA = 64
@@ -136,7 +136,12 @@ class FlowDual(AbstractDual):
             raise ImportError('family="flow" needs flowjax: pip install "kexpfam[flows]".') from None
         # invert=False: drawing is one pass, which is what training does; the density of other points costs one per coordinate.
         flow = masked_autoregressive_flow(
-            key, base_dist=Normal(jnp.zeros(dim)), transformer=RationalQuadraticSpline(**SPLINE), invert=False, **FLOW
+            key,
+            base_dist=Normal(jnp.zeros(dim)),
+            transformer=RationalQuadraticSpline(knots=KNOTS, interval=SPLINE_INTERVAL),
+            flow_layers=FLOW_LAYERS,
+            nn_width=FLOW_WIDTH,
+            invert=False,
         )
         return cls(FlowMeasure(flow, dim))
 

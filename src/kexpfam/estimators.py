@@ -35,10 +35,12 @@ from kexpfam.sample import Sample, Scaling
 from kexpfam.selection import Search, reduced
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.mmd_gan import MMDGAN
+from kexpfam.solvers.singly_dual import SinglyDual
 from kexpfam.solvers.task import Task, integration_nodes
 
 # The one place where a name becomes a solver.
-SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact}
+SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact, "singly_dual": SinglyDual, "mmd_gan": MMDGAN}
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
@@ -82,8 +84,9 @@ class KernelExpFamily(DensityFace):
         f on spread-out centres, on all training points, or on random features.
     n_centres : int
         Number of centres, or of random frequencies.
-    solver : {"dde", "exact"} or solver object
-        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions).
+    solver : {"dde", "exact", "singly_dual", "mmd_gan"} or solver object
+        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions);
+        "singly_dual" and "mmd_gan" have a sampler with a density of its own.
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed.
     random_state : int, RandomState or None

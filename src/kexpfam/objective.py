@@ -1,8 +1,8 @@
 """The saddle functions of the dual embeddings, written once.
 
 Problem holds what is fixed, Point what moves. The players differ only in the sign they follow: f and nu climb, the
-transport falls. Where q has a density there is no nu: the KL term is q's own (``singly_dual_terms``), and with f at its best the
-saddle function is a regularised MMD (``regularised_mmd``).
+transport falls. Where q has a density there is no nu: the KL term is q's own (``singly_dual_terms``), and with f at its
+best the saddle function is a regularised MMD (``regularised_mmd``).
 """
 
 from typing import NamedTuple

@@ -68,7 +68,7 @@ class DDE(eqx.Module):
         state = saddle.init(problem, weights, key=init_key)
         watch = (lambda state: _snapshot(problem, state, judge_key)) if self.snapshots else None
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
-        weights, facts = outcome.state.point.f_weights, {}
+        weights, facts = outcome.state.point.f_weights, dict[str, float]()
         if self.polish:
             near = self.start == "warm" and task.sample.condition.shape[1] == 0
             nodes = integration_nodes(task, reference if near else task.proposal, self.nodes, key=polish_key)

@@ -105,8 +105,8 @@ class DoublyDual(eqx.Module):
         health = self._health(problem, state.point, batch, norm)
         stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
         point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
-        averaged = averaged(state.averaged, point.transport, self.averaging)
-        state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
+        kept = averaged(state.averaged, point.transport, self.averaging)
+        state = State(point, kept, state.nu_moments, state.transport_moments, state.step + 1)
         return state, health
 
     def _move_transport(self, problem, state, decay, batches):

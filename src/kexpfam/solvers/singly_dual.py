@@ -2,10 +2,10 @@ r"""The singly dual saddle point: q from a family with a density, whose KL term 
 
 .. math:: \min_{q \in Q} \max_f \; \hat E[f] - E_q[f] - \tfrac{\eta}{2} \|f\|_H^2 + \tfrac{1}{\lambda} KL(q \,\|\, p_0).
 
-f at its best is :math:`(\hat\mu - \mu_q) / \eta`, but 1 / eta is large and would multiply the noise of a batch. So f is a player that
-moves by a share of its Newton step, whose Hessian is eta plus the *response*: how far the family's mean embedding follows f. Where
-the family cannot follow, that is the closed form; where it can, noise is divided by the variance of a feature and not
-by eta. The family sees f one step ahead, which is what keeps the two from chasing each other (an augmented Lagrangian).
+f at its best is :math:`(\hat\mu - \mu_q) / \eta`, but 1 / eta is large and would multiply the noise of a batch. So f is a
+player that moves by a share of its Newton step, whose Hessian is eta plus the *response*: how far the family's mean embedding
+follows f. Where the family cannot follow, that is the closed form; where it can, noise is divided by the variance of a feature
+and not by eta. The family sees f a part of a step ahead, which keeps the two from chasing each other (an augmented Lagrangian).
 
 A family that does not hold the density of f leaves a gap: ``l(f, q)`` exceeds the penalised likelihood of f by exactly
 ``KL(q || p_f)``, which is reported.
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 from kexpfam.duals import FAMILIES, AbstractDual, DynamicsDual, start_dual
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import Nodes, grid_nodes
-from kexpfam.objective import Problem, SaddleTerms, divergence, singly_dual_terms
+from kexpfam.objective import Problem, SaddleTerms, singly_dual_terms
 from kexpfam.potentials import Tilt
 from kexpfam.solvers import convex
 from kexpfam.solvers.doubly_dual import averaged, stepped
@@ -82,10 +82,10 @@ class SinglyDual(eqx.Module):
     """
 
     family: str | AbstractDual = "mixture"
-    steps: int = 400
-    f_rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
+    steps: int = 300
+    f_rate: ScalarLike = eqx.field(default=0.05, converter=jnp.asarray)
     rate: ScalarLike = eqx.field(default=1e-2, converter=jnp.asarray)
-    lookahead: ScalarLike = eqx.field(default=1.0, converter=jnp.asarray)
+    lookahead: ScalarLike = eqx.field(default=0.2, converter=jnp.asarray)
     batch_size: int = eqx.field(default=1024, static=True)
     polish: bool = True
     nodes: int = 16384
@@ -114,10 +114,10 @@ class SinglyDual(eqx.Module):
 class Moves(eqx.Module):
     """The settings of one step."""
 
-    f_rate: Float[Array, ""]
-    rate: Float[Array, ""]
-    lookahead: Float[Array, ""]
-    horizon: Float[Array, ""]
+    f_rate: ScalarLike
+    rate: ScalarLike
+    lookahead: ScalarLike
+    horizon: ScalarLike
     batch_size: int = eqx.field(static=True)
 
     def init(self, pair: Pair) -> State:
@@ -136,7 +136,7 @@ class Moves(eqx.Module):
 
     def _cost(self, match, f_weights, dual, key):
         # Each half of the draws sees f ahead by the step that the other half asks for: a product of independent residuals.
-        tilt = jax.lax.stop_gradient(Tilt(match.problem.space, f_weights, match.problem.base))
+        tilt = held(Tilt(match.problem.space, f_weights, match.problem.base))
         dual = dual.following(tilt)
         halves = [dual.draws(self.batch_size // 2, key=half) for half in jr.split(key)]
         value = lambda f_weights, draws: singly_dual_terms(f_weights, match.problem, match.data_features, draws).value
@@ -171,15 +171,22 @@ def dual_optimiser():
     return optax.chain(optax.clip_by_global_norm(100.0), optax.scale_by_adam(b1=0.5, b2=0.99))
 
 
+def held(tree):
+    """Return the tree with arrays that no gradient flows through."""
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
 def remembered(step):
     """Return the share that a running mean keeps: the last tenth of the steps so far, and a hundred steps at most."""
     return jnp.minimum(0.99, step / (step + 10.0))
 
 
 def family_response(task: Task, dual: AbstractDual, *, key: Key[Array, ""]) -> np.ndarray:
-    r"""Return how the family's mean embedding follows f: :math:`J F^{-1} J^\top` with :math:`J = E_q[\psi s^\top]`, F = E_q[s s^T].
+    r"""Return how the family's mean embedding follows f.
 
-    s is the score of the parameters. A family of many parameters is taken to hold every density nearby, for which it
+    .. math:: J F^{-1} J^\top, \qquad J = E_q[\psi s^\top], \quad F = E_q[s s^\top]
+
+    with the score s of its parameters. A family of many parameters is taken to hold every density nearby, for which it
     is the covariance of the features.
     """
     measure = dual.measure()
@@ -214,14 +221,14 @@ def finish(task: Task, f_weights, dual: AbstractDual, outcome, *, polished: bool
     """Return the solution: f polished if asked for, the dual as sampler, and the divergences between them."""
     polish_key, judge_key, joint_key = jr.split(key, 3)
     measure = dual.measure()
-    near = judging_nodes(task, measure, nodes, key=judge_key)
+    near = judging_nodes(task, nodes, key=judge_key)
     facts = {"saddle_kl": measured_divergence(task, f_weights, measure, near, key=judge_key)}
     if polished:
         saddle = f_weights
         f_weights, polish_facts = polish(task, integration_nodes(task, task.proposal, nodes, key=polish_key))
         gain = penalised_likelihood(task, f_weights, near) - penalised_likelihood(task, saddle, near)
         facts |= polish_facts | {"polish_gain": gain}
-    facts["sampler_kl"] = measured_divergence(task, f_weights, measure, near, key=judge_key)
+    facts["sampler_kl"] = measured_divergence(task, f_weights, measure, near, key=judge_key) if polished else facts["saddle_kl"]
     if isinstance(dual, DynamicsDual):
         facts["joint_kl"] = facts["sampler_kl"] + _joint_excess(task, dual, measure, joint_key)
     finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
@@ -229,7 +236,7 @@ def finish(task: Task, f_weights, dual: AbstractDual, outcome, *, polished: bool
     return Solution(task.tilt(f_weights), Sampler(measure, Identity(), task.base), status, outcome.trace, facts)
 
 
-def judging_nodes(task: Task, measure: AbstractMeasure, count: int, *, key) -> Nodes:
+def judging_nodes(task: Task, count: int, *, key) -> Nodes:
     """Return nodes for log Z: a grid of few dimensions, or draws from base and proposal."""
     data = np.asarray(task.sample.target)
     return grid_nodes(task.base, data) if data.shape[1] <= GRID_DIMS else integration_nodes(task, task.proposal, count, key=key)
@@ -245,7 +252,7 @@ def measured_divergence(task: Task, f_weights, measure: AbstractMeasure, nodes: 
 
 def penalised_likelihood(task: Task, f_weights, nodes: Nodes) -> float:
     """Return ``Ê f - log Z - eta / 2 |f|^2`` with log Z on the nodes."""
-    return convex.maximise(likelihood(task, nodes), task.rkhs_penalty, np.asarray(f_weights), most=0).value
+    return float(convex.maximise(likelihood(task, nodes), task.rkhs_penalty, np.asarray(f_weights), most=0).value)
 
 
 @eqx.filter_jit
