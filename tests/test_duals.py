@@ -56,7 +56,7 @@ def test_the_divergence_of_a_gaussian_and_its_gradient_have_their_closed_forms()
     def estimate(dual, key):
         return divergence(base, dual.draws(count, key=key))
 
-    value, gradient = eqx.filter_value_and_grad(estimate)(gaussian_dual(), jr.key(0))
+    value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(estimate))(gaussian_dual(), jr.key(0))
     # log q - log p0 has a standard deviation below 1 here, and its derivatives below 2.
     error = 1.0 / np.sqrt(count)
     assert float(value) == pytest.approx(normal_divergence(MEAN, FACTOR), abs=5 * error)
@@ -71,7 +71,7 @@ def test_the_weights_of_components_have_an_exact_gradient():
         draws = dual.draws(40_000, key=jr.key(0))
         return draws.shares @ draws.points[:, 0]
 
-    value, gradient = eqx.filter_value_and_grad(mean)(two_components())
+    value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(mean))(two_components())
     # The mean of the first coordinate is 0.7 - 0.3, and its derivatives in the logits are w_k (m_k - mean).
     assert float(value) == pytest.approx(0.4, abs=0.02)
     np.testing.assert_allclose(gradient.logits, [0.3 * (-1.0 - 0.4), 0.7 * (1.0 - 0.4)], atol=0.02)
@@ -79,7 +79,9 @@ def test_the_weights_of_components_have_an_exact_gradient():
 
 def test_particles_move_by_their_weights_alone():
     base = Gaussian(jnp.zeros(2), jnp.eye(2))
-    gradient = eqx.filter_grad(lambda dual: divergence(base, dual.draws(200, key=jr.key(0))))(two_components(only_weights=True))
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda dual: divergence(base, dual.draws(200, key=jr.key(0)))))(
+        two_components(only_weights=True)
+    )
     assert np.all(np.asarray(gradient.means) == 0.0) and np.all(np.asarray(gradient.factors) == 0.0)
     assert np.all(np.asarray(gradient.logits) != 0.0)
 
@@ -92,11 +94,11 @@ def test_leapfrog_steps_keep_volume_and_can_be_run_backwards():
         x, v = leapfrog(row[None, :2], row[None, 2:])
         return jnp.concatenate([x[0], v[0]])
 
-    jacobians = jax.vmap(jax.jacfwd(carried))(both)
+    jacobians = jax.jit(jax.vmap(jax.jacfwd(carried)))(both)
     np.testing.assert_allclose(np.linalg.det(jacobians), 1.0, rtol=1e-10)
-    moved = jax.vmap(carried)(both)
+    moved = jax.jit(jax.vmap(carried))(both)
     assert np.all(np.abs(moved - both).max(1) > 0.1)
-    x, v = leapfrog.back(moved[:, :2], moved[:, 2:])
+    x, v = jax.jit(leapfrog.back)(moved[:, :2], moved[:, 2:])
     np.testing.assert_allclose(np.concatenate([x, v], 1), both, atol=1e-10)
 
 
@@ -120,7 +122,7 @@ def test_the_joint_divergence_of_dynamics_is_its_closed_form_where_nothing_moves
     # Steps of size 0 leave a normal start where it is: the joint KL is that of the positions.
     start = MixtureDual.of(Mixture.of(jnp.zeros(1), jnp.full((1, 1), 0.5), jnp.full((1, 1, 1), 0.8)))
     still = DynamicsDual(start, Leapfrog(tilted_normal(0.3), jnp.full((2, 1), -40.0)))
-    value = float(divergence(normal(), still.draws(40_000, key=jr.key(0))))
+    value = float(eqx.filter_jit(lambda dual: divergence(normal(), dual.draws(40_000, key=jr.key(0))))(still))
     assert value == pytest.approx(normal_divergence(np.array([0.5]), np.array([[0.8]])), abs=5 / np.sqrt(40_000))
 
 
@@ -128,7 +130,7 @@ def test_the_joint_divergence_of_dynamics_is_its_closed_form_where_nothing_moves
 def test_every_family_starts_at_the_data_with_shares_of_a_whole(family):
     data = np.random.default_rng(0).normal(size=(60, 2))
     dual = start_dual(family, data, bumpy_tilt(), key=jr.key(0))
-    draws = dual.draws(256, key=jr.key(1))
+    draws = eqx.filter_jit(lambda dual: dual.draws(256, key=jr.key(1)))(dual)
     assert float(draws.shares.sum()) == pytest.approx(1.0)
     assert np.all(np.isfinite(draws.log_density))
     # Not far below the best normal: 2.84 nats are the entropy of the data's law.
@@ -163,7 +165,7 @@ def test_the_density_of_a_flow_integrates_to_one():
     assert volume * np.exp(log_densities).sum() == pytest.approx(1.0, abs=5e-3)
     # It is not the normal it is made of, and its draws carry the density that the measure gives them.
     assert np.abs(log_densities + 0.5 * np.sum(points**2, 1) + np.log(2.0 * np.pi)).max() > 0.1
-    draws = dual.draws(50, key=jr.key(1))
+    draws = eqx.filter_jit(lambda dual: dual.draws(50, key=jr.key(1)))(dual)
     np.testing.assert_allclose(draws.log_density, dual.measure().log_densities(draws.points), atol=1e-6)
 
 
