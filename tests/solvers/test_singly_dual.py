@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from oracles import linear_space, normal
+from oracles import linear_space, normal, with_constants
 
 import kexpfam
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, SinglyDual, duals
@@ -12,12 +12,20 @@ from kexpfam.datasets import two_moons
 from kexpfam.duals import MixtureDual
 from kexpfam.measures import Mixture
 from kexpfam.sample import Sample
+from kexpfam.solvers import reference, singly_dual
 from kexpfam.solvers.loop import Status
 from kexpfam.solvers.singly_dual import family_response
 from kexpfam.solvers.task import Task
 
 SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
-QUICK = {"steps": 150, "batch_size": 256, "nodes": 4096}
+QUICK = {"steps": 800, "nodes": 4096}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_distillation():
+    """Shrink the mixture that the exact solver draws from: the tests are about f and other samplers."""
+    with with_constants(reference, COMPONENTS=4, DRAWS=1000, CANDIDATES=4000):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,8 @@ def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
 
 def test_the_joint_divergence_of_dynamics_bounds_that_of_positions(moons):
     solver = SinglyDual(family="dynamics", steps=20, batch_size=128, nodes=2048)
-    facts = KernelExpFamily(solver=solver, **SETTINGS).fit(moons).solution_.facts
+    with with_constants(singly_dual, JUDGED_DRAWS=500), with_constants(duals, MOMENTA=16):
+        facts = KernelExpFamily(solver=solver, **SETTINGS).fit(moons).solution_.facts
     assert facts["joint_kl"] > facts["sampler_kl"] > -0.05
 
 

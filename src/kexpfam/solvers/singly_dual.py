@@ -82,7 +82,7 @@ class SinglyDual(eqx.Module):
     """
 
     family: str | AbstractDual = "mixture"
-    steps: int = 300
+    steps: int = 1000
     f_rate: ScalarLike = eqx.field(default=0.05, converter=jnp.asarray)
     rate: ScalarLike = eqx.field(default=1e-2, converter=jnp.asarray)
     lookahead: ScalarLike = eqx.field(default=0.2, converter=jnp.asarray)
