@@ -13,5 +13,7 @@ from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
 from kexpfam.solvers.iterates import Averaged as Averaged
 from kexpfam.solvers.iterates import RandomIterate as RandomIterate
+from kexpfam.solvers.mmd_gan import MMDGAN as MMDGAN
 from kexpfam.solvers.moment_matching import MomentMatching as MomentMatching
+from kexpfam.solvers.singly_dual import SinglyDual as SinglyDual
 from kexpfam.version import __version__ as __version__

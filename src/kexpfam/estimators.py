@@ -37,7 +37,9 @@ from kexpfam.solvers.annealed import AnnealedLikelihood
 from kexpfam.solvers.contrastive import ContrastiveDivergence
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.mmd_gan import MMDGAN
 from kexpfam.solvers.moment_matching import MomentMatching
+from kexpfam.solvers.singly_dual import SinglyDual
 from kexpfam.solvers.task import Task, integration_nodes
 
 # The one place where a name becomes a solver.
@@ -47,6 +49,8 @@ SOLVERS: dict[str, Callable] = {
     "contrastive": ContrastiveDivergence,
     "annealed": AnnealedLikelihood,
     "moment_matching": MomentMatching,
+    "singly_dual": SinglyDual,
+    "mmd_gan": MMDGAN,
 }
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
@@ -91,9 +95,9 @@ class KernelExpFamily(DensityFace):
         f on spread-out centres, on all training points, or on random features.
     n_centres : int
         Number of centres, or of random frequencies.
-    solver : {"dde", "exact", "contrastive", "annealed", "moment_matching"} or solver object
-        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions), and so
-        does "moment_matching", for the dual; "contrastive" and "annealed" climb the likelihood by Markov chains.
+    solver : str or solver object
+        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions). The
+        others, each in ``docs/algorithms.md``: "moment_matching", "contrastive", "annealed", "singly_dual", "mmd_gan".
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed.
     random_state : int, RandomState or None

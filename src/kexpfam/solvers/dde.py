@@ -14,14 +14,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.measures import AbstractMeasure
-from kexpfam.nodes import effective_share
 from kexpfam.objective import Point, Problem
 from kexpfam.solvers.doubly_dual import DoublyDual
 from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.loop import Status, run
 from kexpfam.solvers.reference import distil
-from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, likelihood
+from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, is_optimal, likelihood, polish
 from kexpfam.transports import Identity, Sampler
 
 # Next to the solution the players need small steps; far from it they need the paper's order of magnitude.
@@ -32,8 +30,6 @@ STARTS = {
 # Draws that decide, on common noise, whether the trained transport is kept.
 JUDGED_DRAWS = 4000
 SNAPSHOT_DRAWS = 1000
-# Half of this bounds how far (nats) the polished f is from the optimum on its nodes.
-OPTIMAL_DECREMENT = 1e-6
 
 
 class DDE(eqx.Module):
@@ -74,14 +70,14 @@ class DDE(eqx.Module):
         watch = (lambda state: _snapshot(problem, saddle.answer(state), judge_key)) if self.snapshots else None
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
         answer = saddle.answer(outcome.state)
-        weights, facts = answer.f_weights, {}
+        weights, facts = answer.f_weights, dict[str, float]()
         if self.polish:
             near = self.start == "warm" and task.sample.condition.shape[1] == 0
-            weights, facts = self._polish(task, weights, reference if near else task.proposal, key=polish_key)
+            nodes = integration_nodes(task, reference if near else task.proposal, self.nodes, key=polish_key)
+            weights, facts = polish(task, nodes, start=weights if self.start == "warm" else None)
         sampler, judged = self._choose_sampler(task, weights, reference, answer.transport, key=judge_key)
         finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
-        optimal = facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
-        status = Status.CONVERGED if finished and optimal else outcome.status
+        status = Status.CONVERGED if finished and is_optimal(facts) else outcome.status
         return Solution(task.tilt(weights), sampler, status, outcome.trace, facts | judged, outcome.watched)
 
     def _start(self, task, *, key):
@@ -91,12 +87,6 @@ class DDE(eqx.Module):
         nodes = integration_nodes(task, task.proposal, self.nodes, key=nodes_key)
         optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
         return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
-
-    def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
-        problem = likelihood(task, integration_nodes(task, proposal, self.nodes, key=key))
-        optimum = continuation(problem, task.rkhs_penalty, start=np.asarray(weights) if self.start == "warm" else None)
-        share = effective_share(problem.exponents(optimum.weights)[0])
-        return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
 
     def _choose_sampler(self, task, weights, reference, transport, *, key):
         """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""

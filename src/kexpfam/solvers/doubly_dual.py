@@ -105,8 +105,8 @@ class DoublyDual(eqx.Module):
         health = self._health(problem, state.point, batch, norm)
         stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
         point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
-        averaged = _averaged(state.averaged, point.transport, self.averaging)
-        state = State(point, averaged, state.nu_moments, state.transport_moments, state.step + 1)
+        kept = averaged(state.averaged, point.transport, self.averaging)
+        state = State(point, kept, state.nu_moments, state.transport_moments, state.step + 1)
         return state, health
 
     def pace(self, step: Int[Array, ""]) -> Float[Array, ""]:
@@ -123,14 +123,14 @@ class DoublyDual(eqx.Module):
         batch = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = _gradient(problem, state.point, batch, lambda point: point.transport)
         updates, moments = self._optimiser().update(gradient, state.transport_moments)
-        transport = _stepped(state.point.transport, updates, -decay * self.transport_rate)
+        transport = stepped(state.point.transport, updates, -decay * self.transport_rate)
         where = lambda s: (s.point.transport, s.transport_moments)
         return eqx.tree_at(where, state, (transport, moments))
 
     def _move_nu(self, problem, state, decay, batch):
         gradient = _gradient(problem, state.point, batch, lambda point: point.nu)
         updates, moments = self._optimiser().update(gradient, state.nu_moments)
-        nu = _stepped(state.point.nu, updates, decay * self.nu_rate)
+        nu = stepped(state.point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
 
     def _health(self, problem, point, batch, norm):
@@ -154,11 +154,12 @@ def _gradient(problem: Problem, point: Point, batch, player):
     return eqx.filter_grad(value)(player(point))
 
 
-def _averaged(old, new, share):
-    """Return the running mean ``share * old + (1 - share) * new`` of two networks."""
+def averaged(old, new, share):
+    """Return the running mean ``share * old + (1 - share) * new`` of two players."""
     mean = lambda a, b: (share * a + (1.0 - share) * b).astype(a.dtype) if eqx.is_inexact_array(a) else a
     return jax.tree.map(mean, old, new)
 
 
-def _stepped(part, updates, rate):
+def stepped(part, updates, rate):
+    """Return the player moved by ``rate`` times the updates."""
     return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))

@@ -20,6 +20,8 @@ from kexpfam.transports import Sampler
 FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
 # Grids of the target that are fine enough for densities under a condition, by its dimensions: as shares of the finest.
 CONDITIONAL_FINENESS = {1: 1.0, 2: 0.6}
+# Half of this bounds how far (nats) the polished f is from the optimum on its nodes.
+OPTIMAL_DECREMENT = 1e-6
 
 # Fresh draws that judge a fit.
 SHORTFALL_NODES = 16384
@@ -147,3 +149,16 @@ def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Arr
     exponents = problem.exponents(np.asarray(tilt.weights))[0]
     noise = 0.5 * tilt.space.size / (effective_share(exponents) * SHORTFALL_NODES)
     return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
+
+
+def polish(task: Task, nodes: Nodes, *, start=None) -> tuple[Array, dict[str, float]]:
+    """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached."""
+    problem = likelihood(task, nodes)
+    optimum = continuation(problem, task.rkhs_penalty, start=None if start is None else np.asarray(start))
+    share = effective_share(problem.exponents(optimum.weights)[0])
+    return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
+
+
+def is_optimal(facts: dict[str, float]) -> bool:
+    """Return whether the facts are those of a polish that reached its optimum."""
+    return facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
