@@ -35,10 +35,17 @@ from kexpfam.sample import Sample, Scaling
 from kexpfam.selection import Search, reduced
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.functional import FunctionalGradient
+from kexpfam.solvers.random_features import RandomFeatureGradient
 from kexpfam.solvers.task import Task, integration_nodes
 
 # The one place where a name becomes a solver.
-SOLVERS: dict[str, Callable] = {"dde": DDE, "exact": Exact}
+SOLVERS: dict[str, Callable] = {
+    "dde": DDE,
+    "exact": Exact,
+    "functional": FunctionalGradient,
+    "random_features": RandomFeatureGradient,
+}
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8

@@ -4,7 +4,8 @@ Problem holds what is fixed, Point what moves. The players differ only in the si
 transport falls.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.potentials import FeatureSpace, Network
+from kexpfam.potentials import AbstractFunctionSpace, Member, Network
 from kexpfam.sample import Sample
 from kexpfam.transports import AbstractTransport, draw_each, log_density_each
 
@@ -28,7 +29,7 @@ class Problem(eqx.Module):
 
     sample: Sample
     base: AbstractMeasure
-    space: FeatureSpace
+    space: AbstractFunctionSpace
     reference: AbstractMeasure
     rkhs_penalty: Float[Array, ""]
     inverse_temperature: Float[Array, ""]
@@ -36,10 +37,10 @@ class Problem(eqx.Module):
 
 
 class Point(eqx.Module):
-    """What is sought. Every array in here moves."""
+    """What is sought. Every array in here moves. ``f_weights`` are f as the problem's space holds it."""
 
-    f_weights: Float[Array, " r"]
-    nu: Network
+    f_weights: Any
+    nu: Network | Member
     transport: AbstractTransport
 
 
@@ -83,7 +84,7 @@ def anchor(problem: Problem, x: Float[Array, "b d"], condition: Float[Array, "b 
     return log_density_each(problem.reference, x, condition) - jax.vmap(problem.base.log_density)(x)
 
 
-def evaluate_nu(problem: Problem, nu: Network, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
+def evaluate_nu(problem: Problem, nu: Callable, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
     """Return nu: its network, measured from the anchor."""
     return nu(x, condition) + anchor(problem, x, condition)
 
@@ -126,5 +127,11 @@ def saddle_terms(point: Point, problem: Problem, batch: Batch) -> SaddleTerms:
         data_fit=jnp.mean(f(batch.data.target)),
         model_fit=jnp.mean(f(moved)),
         kl_dual=kl_bound / problem.inverse_temperature,
-        penalty=0.5 * problem.rkhs_penalty * jnp.sum(point.f_weights**2),
+        penalty=0.5 * problem.rkhs_penalty * problem.space.squared_norm(point.f_weights),
     )
+
+
+def player_gradient(problem: Problem, point: Point, batch: Batch, player: Callable):
+    """Return the gradient of the saddle value with respect to one player."""
+    value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
+    return eqx.filter_grad(value)(player(point))

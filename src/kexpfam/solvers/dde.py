@@ -12,13 +12,15 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from kexpfam.measures import AbstractMeasure
 from kexpfam.nodes import effective_share
 from kexpfam.objective import Problem
+from kexpfam.potentials import AbstractFunctionSpace
+from kexpfam.solvers import convex
 from kexpfam.solvers.doubly_dual import DoublyDual
-from kexpfam.solvers.loop import Status, run
+from kexpfam.solvers.loop import Run, Status, run
 from kexpfam.solvers.reference import distil
 from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, likelihood
 from kexpfam.transports import Identity, Sampler
@@ -58,21 +60,27 @@ class DDE(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
-        weights, reference = self._start(task, key=warm_key)
-        problem = Problem(
-            task.sample,
-            task.base,
-            task.space,
-            reference,
-            jnp.asarray(task.rkhs_penalty),
-            jnp.asarray(1.0),
-            anchored=True,
-        )
+        weights, reference = self.begin(task, key=warm_key)
+        problem = pose(task, reference, task.space)
         saddle = self.saddle or STARTS[self.start]
         state = saddle.init(problem, weights, key=init_key)
         watch = (lambda state: _snapshot(problem, state, judge_key)) if self.snapshots else None
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
-        weights, facts = outcome.state.point.f_weights, {}
+        return self.finish(task, outcome.state.point.f_weights, reference, outcome, keys=(polish_key, judge_key))
+
+    def begin(self, task: Task, *, key: Key[Array, ""]) -> tuple[Float[Array, " r"], AbstractMeasure]:
+        """Return f's weights and the law of the sampler's noise before the first step."""
+        if self.start == "cold":
+            return jnp.zeros(task.space.size), task.base
+        nodes_key, distil_key = jr.split(key)
+        nodes = integration_nodes(task, task.proposal, self.nodes, key=nodes_key)
+        optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
+        return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
+
+    def finish(self, task: Task, weights, reference: AbstractMeasure, outcome: Run, *, keys) -> Solution:
+        """Return the solution that a run of saddle steps led to: f polished, and the better of two samplers."""
+        polish_key, judge_key = keys
+        facts: dict[str, float] = {}
         if self.polish:
             near = self.start == "warm" and task.sample.condition.shape[1] == 0
             weights, facts = self._polish(task, weights, reference if near else task.proposal, key=polish_key)
@@ -82,19 +90,16 @@ class DDE(eqx.Module):
         status = Status.CONVERGED if finished and optimal else outcome.status
         return Solution(task.tilt(weights), sampler, status, outcome.trace, facts | judged, outcome.watched)
 
-    def _start(self, task, *, key):
-        if self.start == "cold":
-            return jnp.zeros(task.space.size), task.base
-        nodes_key, distil_key = jr.split(key)
-        nodes = integration_nodes(task, task.proposal, self.nodes, key=nodes_key)
-        optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
-        return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
-
     def _polish(self, task, weights, proposal: AbstractMeasure, *, key):
         problem = likelihood(task, integration_nodes(task, proposal, self.nodes, key=key))
         optimum = continuation(problem, task.rkhs_penalty, start=np.asarray(weights) if self.start == "warm" else None)
-        share = effective_share(problem.exponents(optimum.weights)[0])
-        return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
+        before = convex.maximise(problem, task.rkhs_penalty, np.asarray(weights), most=0)
+        facts = {
+            "newton_decrement": optimum.decrement,
+            "polish_gain": optimum.value - before.value,
+            "polish_effective_share": effective_share(problem.exponents(optimum.weights)[0]),
+        }
+        return jnp.asarray(optimum.weights), facts
 
     def _choose_sampler(self, task, weights, reference, transport, *, key):
         """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
@@ -109,6 +114,12 @@ class DDE(eqx.Module):
         gain = divergences["reference"] - divergences["trained"]
         keep = self.start == "cold" or gain >= 0.0
         return (trained if keep else plain), {"transport_gain": gain, "transport_kept": float(keep)}
+
+
+def pose(task: Task, reference: AbstractMeasure, space: AbstractFunctionSpace) -> Problem:
+    """Return the saddle-point problem of the task with f in ``space``, anchored at the reference."""
+    penalty, inverse_temperature = jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0)
+    return Problem(task.sample, task.base, space, reference, penalty, inverse_temperature, anchored=True)
 
 
 @eqx.filter_jit
