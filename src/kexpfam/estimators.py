@@ -36,6 +36,7 @@ from kexpfam.selection import Search, reduced
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
 from kexpfam.solvers.functional import FunctionalGradient
+from kexpfam.solvers.learned_features import AdaptedFeatures, DeepNetwork
 from kexpfam.solvers.random_features import RandomFeatureGradient
 from kexpfam.solvers.task import Task, integration_nodes
 
@@ -45,6 +46,8 @@ SOLVERS: dict[str, Callable] = {
     "exact": Exact,
     "functional": FunctionalGradient,
     "random_features": RandomFeatureGradient,
+    "adapted": AdaptedFeatures,
+    "deep": DeepNetwork,
 }
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.

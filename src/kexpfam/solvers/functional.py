@@ -50,11 +50,12 @@ class Ascent(eqx.Module):
 
     The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and nu and
     :math:`\rho_l = \rho / \sqrt{1 + l / h}` for the transport, with :math:`\tau` = ``rate``, :math:`\rho` = ``transport_rate``
-    and h = ``horizon``. f and nu go on from where they were when the transport has moved. Gradients of the transport are
+    and h = ``horizon``; those of nu are ``nu_speed`` times f's, in the paper 1. f and nu go on from where they were when the transport has moved. Gradients of the transport are
     clipped by their norm.
     """
 
     rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
+    nu_speed: ScalarLike = eqx.field(default=1.0, converter=jnp.asarray)
     transport_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
     horizon: ScalarLike = eqx.field(default=100.0, converter=jnp.asarray)
     clip: ScalarLike = eqx.field(default=5.0, converter=jnp.asarray)
@@ -80,25 +81,25 @@ class Ascent(eqx.Module):
         batches = draw(jr.split(key, self.ascents + 1))
         first = state.step * self.ascents
         rates = self.rate / jnp.sqrt(1.0 + (first + jnp.arange(self.ascents)) / self.horizon)
-        climb = lambda point, inputs: (climbed(problem, point, *inputs), None)
+        climb = lambda point, inputs: (climbed(problem, point, *inputs, nu_speed=self.nu_speed), None)
         point, _ = scan(climb, state.point, (jax.tree.map(lambda rows: rows[:-1], batches), rates))
         last = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = player_gradient(problem, point, last, lambda point: point.transport)
         stride = self.transport_rate / jnp.sqrt(1.0 + state.step / self.horizon)
-        stride = stride * jnp.minimum(1.0, self.clip / jnp.maximum(optax.global_norm(gradient), 1e-12))
+        stride = stride * jnp.minimum(1.0, self.clip / jnp.maximum(optax.tree.norm(gradient), 1e-12))
         point = eqx.tree_at(lambda p: p.transport, point, stepped(point.transport, gradient, -stride))
         terms = saddle_terms(point, problem, last)
         return AscentState(point, state.step + 1), AscentHealth(terms.data_fit, terms.model_fit, terms.kl_dual)
 
 
-def climbed(problem: Problem, point: Point, batch: Batch, rate: Float[Array, ""]) -> Point:
+def climbed(problem: Problem, point: Point, batch: Batch, rate: Float[Array, ""], *, nu_speed: ScalarLike = 1.0) -> Point:
     r"""Return the players after one stochastic functional gradient step of f and nu.
 
     .. math::
         f_{k+1} = (1 - \eta \tau_k) f_k + \tau_k \bigl( k(x, \cdot) - k(g(\xi), \cdot) \bigr), \quad
         \nu_{k+1} = \nu_k + \tfrac{\tau_k}{\lambda} \bigl( k(g(\xi), \cdot) - e^{\nu_k(x')} k(x', \cdot) \bigr),
 
-    as means over the batch. Equation ledger: ``DDE-FUNCTIONAL``.
+    as means over the batch, with the steps of nu ``nu_speed`` times as long. Equation ledger: ``DDE-FUNCTIONAL``.
     """
     condition = batch.data.condition
     moved = carry(problem, point.transport, batch.noise, condition)
@@ -108,12 +109,13 @@ def climbed(problem: Problem, point: Point, batch: Batch, rate: Float[Array, ""]
     f = problem.space.stepped(point.f_weights, 1.0 - problem.rkhs_penalty * rate, rows, both, signed)
     masses = jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights)
     rows = jnp.concatenate([moved, batch.base])
-    signed = jnp.concatenate([share, -share * masses]) / problem.inverse_temperature
+    signed = nu_speed * jnp.concatenate([share, -share * masses]) / problem.inverse_temperature
     return Point(f, point.nu.stepped(1.0, rows, both, signed), point.transport)
 
 
-# Next to the solution steps are small; from f = 0 the first ones must build f up.
-STARTS = {"warm": Ascent(), "cold": Ascent(rate=2.0, transport_rate=0.1, horizon=1000.0)}
+# Next to the solution steps are small. From f = 0, f must be slow enough for the sampler to follow and nu fast enough to hold it
+# back: with the paper's single step size f runs ahead of the sampler and does not return.
+STARTS = {"warm": Ascent(), "cold": Ascent(rate=0.03, nu_speed=100.0, transport_rate=0.3, horizon=10_000.0)}
 
 
 class FunctionalGradient(eqx.Module):
