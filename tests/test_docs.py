@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/conditional.md"])
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/conditional.md", "docs/algorithms.md"])
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / page).read_text())

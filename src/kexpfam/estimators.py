@@ -92,8 +92,9 @@ class KernelExpFamily(DensityFace):
         f on spread-out centres, on all training points, or on random features.
     n_centres : int
         Number of centres, or of random frequencies.
-    solver : {"dde", "exact"} or solver object
-        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions).
+    solver : {"dde", "exact", "functional", "random_features", "adapted", "deep"} or solver object
+        "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions);
+        the others are the paper's further algorithms, in which f has other centres or features than the kernel's at the data.
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed.
     random_state : int, RandomState or None

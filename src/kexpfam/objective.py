@@ -14,7 +14,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Key
 
 from kexpfam.measures import AbstractMeasure
-from kexpfam.potentials import AbstractFunctionSpace, Member, Network
+from kexpfam.potentials import AbstractFunctionSpace
 from kexpfam.sample import Sample
 from kexpfam.transports import AbstractTransport, draw_each, log_density_each
 
@@ -37,10 +37,13 @@ class Problem(eqx.Module):
 
 
 class Point(eqx.Module):
-    """What is sought. Every array in here moves. ``f_weights`` are f as the problem's space holds it."""
+    """What is sought. Every array in here moves.
+
+    ``f_weights`` are f as the problem's space holds it; ``nu`` is called with points and conditions.
+    """
 
     f_weights: Any
-    nu: Network | Member
+    nu: Any
     transport: AbstractTransport
 
 

@@ -24,6 +24,8 @@ from kexpfam.sample import Sample
 
 # Directions of the span whose squared norm is below this share of the largest are lost in float64's rounding.
 EIGENVALUE_FLOOR = 1e-10
+# Kernel values held at a time where an expansion with any number of terms is evaluated at any number of points.
+NUMBERS_PER_CHUNK = 8_000_000
 
 
 class AbstractSpan(eqx.Module):
@@ -251,7 +253,12 @@ class Expansions(AbstractFunctionSpace):
         centres = np.asarray(f.centres)[live if live.size else slice(1)]
         span = KernelSpan.build(self.kernel, centres[spread_rows(centres, most, seed=seed)])
         # The features are orthonormal, so that f's weights are <f, feature>; by the reproducing property, values of f.
-        return span, self.evaluate(f, span.centres, None) @ span.whitening
+        return span, jnp.asarray(self.values(f, span.centres)) @ span.whitening
+
+    def values(self, f: Expansion, points: ArrayLike) -> np.ndarray:
+        """Return f at many points, in chunks of constant memory."""
+        rows_per_chunk = max(1, NUMBERS_PER_CHUNK // f.coefficients.size)
+        return _in_chunks(lambda rows: self.evaluate(f, rows, None), points, rows_per_chunk=rows_per_chunk)
 
 
 class Member(eqx.Module):

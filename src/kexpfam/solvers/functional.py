@@ -15,9 +15,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
-from kexpfam.kernels import AbstractKernel
 from kexpfam.objective import Batch, Point, Problem, carry, draw_batch, evaluate_nu, player_gradient, saddle_terms
-from kexpfam.potentials import Constant, Expansion, Expansions, FeatureSpace, KernelSpan, Member
+from kexpfam.potentials import Constant, Expansion, Expansions, FeatureSpace, KernelSpan, Member, Tilt
 from kexpfam.solvers.dde import DDE, pose
 from kexpfam.solvers.doubly_dual import stepped
 from kexpfam.solvers.loop import run, scan
@@ -48,10 +47,10 @@ class AscentState(eqx.Module):
 class Ascent(eqx.Module):
     r"""Settings of Algorithm 1: for each step of the transport, ``ascents`` steps of f and nu.
 
-    The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and nu and
-    :math:`\rho_l = \rho / \sqrt{1 + l / h}` for the transport, with :math:`\tau` = ``rate``, :math:`\rho` = ``transport_rate``
-    and h = ``horizon``; those of nu are ``nu_speed`` times f's, in the paper 1. f and nu go on from where they were when the transport has moved. Gradients of the transport are
-    clipped by their norm.
+    The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and :math:`\rho_l = \rho / \sqrt{1 + l / h}` for the
+    transport, with :math:`\tau` = ``rate``, :math:`\rho` = ``transport_rate`` and h = ``horizon``; those of nu are ``nu_speed``
+    times f's, in the paper 1. f and nu go on from where they were when the transport has moved. Gradients of the transport
+    are clipped by their norm.
     """
 
     rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
@@ -108,13 +107,13 @@ def climbed(problem: Problem, point: Point, batch: Batch, rate: Float[Array, ""]
     rows, signed = jnp.concatenate([batch.data.target, moved]), jnp.concatenate([share, -share])
     f = problem.space.stepped(point.f_weights, 1.0 - problem.rkhs_penalty * rate, rows, both, signed)
     masses = jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights)
-    rows = jnp.concatenate([moved, batch.base])
-    signed = nu_speed * jnp.concatenate([share, -share * masses]) / problem.inverse_temperature
-    return Point(f, point.nu.stepped(1.0, rows, both, signed), point.transport)
+    rows, weighted = jnp.concatenate([moved, batch.base]), jnp.concatenate([share, -share * masses])
+    nu = point.nu.stepped(1.0, rows, both, jnp.asarray(nu_speed) / problem.inverse_temperature * weighted)
+    return Point(f, nu, point.transport)
 
 
-# Next to the solution steps are small. From f = 0, f must be slow enough for the sampler to follow and nu fast enough to hold it
-# back: with the paper's single step size f runs ahead of the sampler and does not return.
+# Next to the solution steps are small. From f = 0, f must be slow enough for the sampler to follow, and nu fast enough to hold
+# the sampler back: with the paper's single step size f runs ahead of the sampler and does not return.
 STARTS = {"warm": Ascent(), "cold": Ascent(rate=0.03, nu_speed=100.0, transport_rate=0.3, horizon=10_000.0)}
 
 
@@ -124,7 +123,7 @@ class FunctionalGradient(eqx.Module):
     The expansions have room for ``budget`` terms each; when it is full the oldest are overwritten, but never the warm
     start's. ``None`` is room for all of them. In the end f is projected onto at most ``centres`` of its own centres (fact
     ``projection_error``: the largest change at a training point, in nats) and polished there. ``start="cold"`` with
-    ``polish=False`` and ``budget=None`` is the paper's own scheme, from f = 0 and q = p0.
+    ``polish=False`` and ``budget=None`` is the paper's scheme from f = 0 and q = p0, with ``Ascent(nu_speed=1.0)`` to the letter.
     """
 
     start: str = "warm"
@@ -145,20 +144,20 @@ class FunctionalGradient(eqx.Module):
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         if task.sample.condition.shape[1]:
             raise ValueError("solver='functional' is for densities without a condition: use solver='dde' for p(y | x).")
-        space = Expansions(kernel_of(task))
+        span = kernel_span(task)
+        space = Expansions(span.kernel)
         frame = DDE(start=self.start, steps=self.steps, polish=self.polish, nodes=self.nodes)
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
         weights, reference = frame.begin(task, key=start_key)
         ascent, slots = self._ascent, self._slots
-        span, empty = task.space.target, jnp.zeros((0, task.sample.target.shape[1]))
-        coefficients = span.whitening @ weights
-        f = Expansion.starting(*((span.centres, coefficients) if self.start == "warm" else (empty, [])), slots=slots)
-        nu = Member(space, Expansion.starting(empty, [], slots=slots))
+        empty = jnp.zeros((0, task.sample.target.shape[1])), jnp.zeros(0)
+        terms = (span.centres, span.whitening @ weights) if self.start == "warm" else empty
+        f, nu = Expansion.starting(*terms, slots=slots), Member(space, Expansion.starting(*empty, slots=slots))
         problem = pose(task, reference, space)
         state = ascent.init(problem, f, nu, key=init_key)
         outcome = run(problem, ascent, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
-        span, weights, error = self._projected(task, space, outcome.state.point.f_weights, key=seed_key)
-        found = frame.finish(task.within(FeatureSpace(Constant(), span)), weights, reference, outcome, keys=keys)
+        found_space, weights, error = self._projected(task, space, outcome.state.point.f_weights, key=seed_key)
+        found = frame.finish(task.within(found_space), weights, reference, outcome, keys=keys)
         return found._replace(facts=found.facts | {"projection_error": error})
 
     @property
@@ -172,13 +171,13 @@ class FunctionalGradient(eqx.Module):
 
     def _projected(self, task: Task, space: Expansions, f: Expansion, *, key):
         span, weights = space.projected(f, most=self.centres, seed=int(jr.randint(key, (), 0, 2**31 - 1)))
-        values = space.evaluate(f, task.sample.target, task.sample.condition)
-        error = np.max(np.abs(np.asarray(values - span.evaluate(weights, task.sample.target))))
-        return span, weights, float(error)
+        tilt = Tilt(FeatureSpace(Constant(), span), weights, task.base)
+        error = np.abs(space.values(f, task.sample.target) - tilt.values(np.asarray(task.sample.target)))
+        return tilt.space, weights, float(error.max())
 
 
-def kernel_of(task: Task) -> AbstractKernel:
-    """Return the kernel of the task's space of f."""
+def kernel_span(task: Task) -> KernelSpan:
+    """Return the task's space of f as the span of a kernel, for solvers that have other plans with that kernel."""
     if not isinstance(task.space.target, KernelSpan):
         raise ValueError("this solver chooses the features of f itself: leave space at 'nystrom' or 'full'.")
-    return task.space.target.kernel
+    return task.space.target

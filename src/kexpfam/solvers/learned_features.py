@@ -18,12 +18,13 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.measures import held_out_split
 from kexpfam.nodes import Nodes, importance_nodes
-from kexpfam.potentials import ACTIVATIONS, AbstractSpan, Constant, FeatureSpace, NetworkSpan, RandomFeatures
+from kexpfam.potentials import ACTIVATIONS, AbstractSpan, Constant, FeatureSpace, NetworkSpan
 from kexpfam.sample import Sample
 from kexpfam.solvers import convex
 from kexpfam.solvers.dde import DDE
-from kexpfam.solvers.functional import kernel_of
+from kexpfam.solvers.doubly_dual import stepped
 from kexpfam.solvers.loop import Run, Status, run
+from kexpfam.solvers.random_features import spectral_features
 from kexpfam.solvers.task import Solution, Task, continuation, likelihood
 
 # How often learned features are judged on held-out rows.
@@ -69,7 +70,7 @@ class Learning(eqx.Module):
     .. math::
         \hat E[f(x)] - \log \sum_j w_j e^{f(z_j)} - \tfrac{\eta}{2} |\beta|^2 - \tfrac{\delta}{2} |\theta|^2,
 
-    with :math:`f = \beta^\top \phi_\theta` and a fresh batch of rows and nodes at every step. Equation ledger: ``KEF-FEATURES``.
+    with :math:`f = \beta^\top \phi_\theta` and new batches of rows and nodes at every step. Equation ledger: ``KEF-FEATURES``.
     """
 
     rate: ScalarLike = eqx.field(default=3e-3, converter=jnp.asarray)
@@ -95,7 +96,7 @@ class Learning(eqx.Module):
 
         value, gradient = eqx.filter_value_and_grad(cost)(state.f)
         updates, moments = self._optimiser().update(gradient, state.moments)
-        f = eqx.apply_updates(state.f, jax.tree.map(lambda update: -self.rate * update, updates))
+        f = stepped(state.f, updates, -jnp.asarray(self.rate))
         return LearningState(f, moments, state.step + 1), LearningHealth(-value)
 
     def _optimiser(self):
@@ -181,7 +182,7 @@ class AdaptedFeatures(eqx.Module):
         """Return f in the space of the adapted features, and a sampler."""
         _check_unconditional(task, "adapted")
         draw_key, solve_key = jr.split(key)
-        span = RandomFeatures.draw(kernel_of(task), task.sample.target.shape[1], count=self.count, key=draw_key)
+        span = spectral_features(task, self.count, key=draw_key)
         return solve_in_learned(task, span, self, key=solve_key, report=report, checkpoint=checkpoint)
 
 
@@ -189,8 +190,8 @@ class DeepNetwork(eqx.Module):
     r"""f as a network with ``depth`` hidden layers, all learned by back-propagation.
 
     The penalty is :math:`\tfrac{\eta}{2} |\beta|^2 + \tfrac{\delta}{2} |\theta|^2`: the task's :math:`\eta` on the last layer,
-    whose inputs are divided by the root of their number, and ``learning.decay`` on all other weights. The number of steps is chosen
-    on held-out rows. ``then`` solves for :math:`\beta` and the sampler.
+    whose inputs are divided by the root of their number, and ``learning.decay`` on all other weights. The number of steps is
+    chosen on held-out rows. ``then`` solves for :math:`\beta` and the sampler.
     """
 
     width: int = 64

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Key
 
+from kexpfam.kernels import AbstractStationary
 from kexpfam.potentials import FeatureSpace, Member, RandomFeatures
 from kexpfam.solvers.dde import DDE, pose
-from kexpfam.solvers.functional import STARTS, Ascent, kernel_of
+from kexpfam.solvers.functional import STARTS, Ascent, kernel_span
 from kexpfam.solvers.loop import run
 from kexpfam.solvers.task import Solution, Task
 
@@ -19,7 +20,7 @@ class RandomFeatureGradient(eqx.Module):
     :math:`\tfrac{\eta}{2} |\beta_f|^2`, stochastic gradients with decaying steps.
 
     :math:`\Phi` are ``2 * count`` random features of the task's kernel. ``start="cold"`` with ``polish=False`` is
-    the paper's own scheme.
+    the paper's scheme, with ``Ascent(nu_speed=1.0)`` to the letter.
     """
 
     start: str = "warm"
@@ -37,7 +38,7 @@ class RandomFeatureGradient(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""
         features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
-        span = RandomFeatures.draw(kernel_of(task), task.sample.target.shape[1], count=self.count, key=features_key)
+        span = spectral_features(task, self.count, key=features_key)
         task = task.within(FeatureSpace(task.space.condition, span))
         frame = DDE(start=self.start, steps=self.steps, polish=self.polish, nodes=self.nodes)
         weights, reference = frame.begin(task, key=start_key)
@@ -45,3 +46,13 @@ class RandomFeatureGradient(eqx.Module):
         state = ascent.init(problem, weights, Member(task.space, jnp.zeros_like(weights)), key=init_key)
         outcome = run(problem, ascent, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint)
         return frame.finish(task, outcome.state.point.f_weights, reference, outcome, keys=keys)
+
+
+def spectral_features(task: Task, count: int, *, key: Key[Array, ""]) -> RandomFeatures:
+    """Return ``2 * count`` random features of the task's kernel."""
+    kernel = kernel_span(task).kernel
+    if not isinstance(kernel, AbstractStationary):
+        raise ValueError(
+            f"random features are drawn from the spectrum of a stationary kernel; a {type(kernel).__name__} has none."
+        )
+    return RandomFeatures.draw(kernel, task.sample.target.shape[1], count=count, key=key)
