@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-PAGES = ("tutorial", "conditional", "maximum-entropy", "dual-distributions")
+PAGES = ("tutorial", "conditional", "algorithms", "maximum-entropy", "dual-distributions")
 
 
 @pytest.mark.parametrize("page", [f"docs/{name}.md" for name in PAGES])

@@ -37,8 +37,11 @@ from kexpfam.solvers.annealed import AnnealedLikelihood
 from kexpfam.solvers.contrastive import ContrastiveDivergence
 from kexpfam.solvers.dde import DDE
 from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.functional import FunctionalGradient
+from kexpfam.solvers.learned_features import AdaptedFeatures, DeepNetwork
 from kexpfam.solvers.mmd_gan import MMDGAN
 from kexpfam.solvers.moment_matching import MomentMatching
+from kexpfam.solvers.random_features import RandomFeatureGradient
 from kexpfam.solvers.singly_dual import SinglyDual
 from kexpfam.solvers.task import Task, integration_nodes
 
@@ -51,6 +54,10 @@ SOLVERS: dict[str, Callable] = {
     "moment_matching": MomentMatching,
     "singly_dual": SinglyDual,
     "mmd_gan": MMDGAN,
+    "functional": FunctionalGradient,
+    "random_features": RandomFeatureGradient,
+    "adapted": AdaptedFeatures,
+    "deep": DeepNetwork,
 }
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
@@ -97,7 +104,8 @@ class KernelExpFamily(DensityFace):
         Number of centres, or of random frequencies.
     solver : str or solver object
         "dde" also learns a sampler that corrects its start; "exact" integrates on a grid (f of at most 3 dimensions). The
-        others, each in ``docs/algorithms.md``: "moment_matching", "contrastive", "annealed", "singly_dual", "mmd_gan".
+        others are described in ``docs/algorithms.md``: "functional", "random_features", "adapted", "deep", "contrastive",
+        "annealed", "moment_matching", "singly_dual", "mmd_gan".
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed.
     random_state : int, RandomState or None

@@ -5,7 +5,8 @@ transport falls. Where q has a density there is no nu: the KL term is q's own (`
 best the saddle function is a regularised MMD (``regularised_mmd``).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.duals import Draws
 from kexpfam.kernels import AbstractKernel
 from kexpfam.measures import AbstractMeasure
-from kexpfam.potentials import FeatureSpace, Network
+from kexpfam.potentials import AbstractFunctionSpace
 from kexpfam.sample import Sample
 from kexpfam.transports import AbstractTransport, draw_each, log_density_each
 
@@ -31,7 +32,7 @@ class Problem(eqx.Module):
 
     sample: Sample
     base: AbstractMeasure
-    space: FeatureSpace
+    space: AbstractFunctionSpace
     reference: AbstractMeasure
     rkhs_penalty: Float[Array, ""]
     inverse_temperature: Float[Array, ""]
@@ -39,10 +40,13 @@ class Problem(eqx.Module):
 
 
 class Point(eqx.Module):
-    """What is sought. Every array in here moves."""
+    """What is sought. Every array in here moves.
 
-    f_weights: Float[Array, " r"]
-    nu: Network
+    ``f_weights`` are f as the problem's space holds it; ``nu`` is called with points and conditions.
+    """
+
+    f_weights: Any
+    nu: Any
     transport: AbstractTransport
 
 
@@ -86,7 +90,7 @@ def anchor(problem: Problem, x: Float[Array, "b d"], condition: Float[Array, "b 
     return log_density_each(problem.reference, x, condition) - jax.vmap(problem.base.log_density)(x)
 
 
-def evaluate_nu(problem: Problem, nu: Network, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
+def evaluate_nu(problem: Problem, nu: Callable, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
     """Return nu: its network, measured from the anchor."""
     return nu(x, condition) + anchor(problem, x, condition)
 
@@ -129,8 +133,14 @@ def saddle_terms(point: Point, problem: Problem, batch: Batch) -> SaddleTerms:
         data_fit=jnp.mean(f(batch.data.target)),
         model_fit=jnp.mean(f(moved)),
         kl_dual=kl_bound / problem.inverse_temperature,
-        penalty=0.5 * problem.rkhs_penalty * jnp.sum(point.f_weights**2),
+        penalty=0.5 * problem.rkhs_penalty * problem.space.squared_norm(point.f_weights),
     )
+
+
+def player_gradient(problem: Problem, point: Point, batch: Batch, player: Callable):
+    """Return the gradient of the saddle value with respect to one player."""
+    value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
+    return eqx.filter_grad(value)(player(point))
 
 
 def divergence(base: AbstractMeasure, draws: Draws) -> Float[Array, ""]:
@@ -147,9 +157,10 @@ def singly_dual_terms(
 
     Max over f, min over q. ``data_features`` is the mean embedding of the data. Equation ledger: ``DUAL-SADDLE``.
     """
+    points = problem.base.fold(draws.points)
     return SaddleTerms(
         data_fit=data_features @ f_weights,
-        model_fit=draws.shares @ problem.space.target.evaluate(f_weights, problem.base.fold(draws.points)),
+        model_fit=draws.shares @ problem.space.evaluate(f_weights, points, jnp.zeros((len(points), 0))),
         kl_dual=divergence(problem.base, draws) / problem.inverse_temperature,
         penalty=0.5 * problem.rkhs_penalty * jnp.sum(f_weights**2),
     )

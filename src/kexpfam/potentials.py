@@ -7,7 +7,7 @@ nothing else.
 """
 
 import abc
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 from sklearn.cluster import kmeans_plusplus
 
 from kexpfam.kernels import AbstractKernel, AbstractStationary
@@ -24,6 +24,8 @@ from kexpfam.sample import Sample
 
 # Directions of the span whose squared norm is below this share of the largest are lost in float64's rounding.
 EIGENVALUE_FLOOR = 1e-10
+# Kernel values held at a time where an expansion with any number of terms is evaluated at any number of points.
+NUMBERS_PER_CHUNK = 8_000_000
 
 
 class AbstractSpan(eqx.Module):
@@ -118,7 +120,42 @@ class RandomFeatures(AbstractSpan):
         return jnp.concatenate([jnp.cos(phase), jnp.sin(phase)], 1) / jnp.sqrt(self.frequencies.shape[0])
 
 
-class FeatureSpace(eqx.Module):
+class NetworkSpan(AbstractSpan):
+    """The last hidden layer of a network, divided by the root of its width: features that are learned, not given."""
+
+    body: eqx.nn.MLP
+
+    @classmethod
+    def draw(cls, dim: int, *, width: int, depth: int, activation: str = "silu", key: Key[Array, ""]) -> "NetworkSpan":
+        """Return the features of a random network with ``depth`` hidden layers."""
+        function = ACTIVATIONS[activation]
+        return cls(eqx.nn.MLP(dim, width, width, depth - 1, function, function, dtype=jnp.result_type(float), key=key))
+
+    @property
+    def size(self):
+        return int(self.body.out_size)
+
+    def features(self, points):
+        return jax.vmap(self.body)(points.astype(self.body.layers[0].weight.dtype)) / np.sqrt(self.size)
+
+
+class AbstractFunctionSpace(eqx.Module):
+    """A space of functions f with a norm, each f held as whatever the space knows how to evaluate."""
+
+    @abc.abstractmethod
+    def evaluate(self, f: Any, target: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
+        """Return f at each row."""
+
+    @abc.abstractmethod
+    def squared_norm(self, f: Any) -> Float[Array, ""]:
+        """Return ``|f|^2``."""
+
+    @abc.abstractmethod
+    def stepped(self, f: Any, shrinkage, target: Float[Array, "b d"], condition, coefficients: Float[Array, " b"]) -> Any:
+        """Return ``shrinkage * f + sum_b coefficients_b k(x_b, .)``: what a step along a functional gradient makes of f."""
+
+
+class FeatureSpace(AbstractFunctionSpace):
     """The functions ``f(target | condition) = phi(condition)^T W psi(target)``; ``weights`` are the rows of W, one by one."""
 
     condition: AbstractSpan
@@ -147,6 +184,13 @@ class FeatureSpace(eqx.Module):
             return self.target.evaluate(weights, target)
         return jnp.sum(self.coefficients(weights, condition) * self.target.features(target), 1)
 
+    def squared_norm(self, f):
+        return jnp.sum(f**2)
+
+    def stepped(self, f, shrinkage, target, condition, coefficients):
+        # Here k(x, .) is the function whose weights are the features of x.
+        return shrinkage * f + coefficients @ self.features(target, condition)
+
     def coefficients(self, weights: Float[Array, " r"], condition: Float[Array, "b p"]) -> Float[Array, "b s"]:
         """Return the weights of the target's features under each condition: f(. | x) as a function of the target alone."""
         return self.condition.features(condition) @ weights.reshape(self.condition.size, self.target.size)
@@ -161,6 +205,74 @@ class FeatureSpace(eqx.Module):
         if isinstance(self.condition, Constant):
             return psi
         return outer_features(self.condition.matrix(condition, rows_per_chunk=rows_per_chunk), psi)
+
+
+class Expansion(eqx.Module):
+    """``sum_j coefficients_j k(centres_j, .)`` in a fixed number of slots; empty ones have coefficient 0.
+
+    New terms fill the slots after the first ``kept`` ones; once these are full, the oldest terms are overwritten.
+    """
+
+    centres: Float[Array, "m d"]
+    coefficients: Float[Array, " m"]
+    written: Int[Array, ""]
+    kept: int = eqx.field(static=True)
+
+    @classmethod
+    def starting(cls, centres: ArrayLike, coefficients: ArrayLike, *, slots: int) -> "Expansion":
+        """Return the expansion with these terms, to be kept, and room for ``slots`` more."""
+        centres, coefficients = jnp.asarray(centres), jnp.asarray(coefficients)
+        padded = jnp.concatenate([centres, jnp.zeros((slots, centres.shape[1]), centres.dtype)])
+        return cls(padded, jnp.concatenate([coefficients, jnp.zeros(slots)]), jnp.array(0), len(centres))
+
+
+class Expansions(AbstractFunctionSpace):
+    """The finite kernel expansions: a function of the RKHS held by its own centres, with no space fixed in advance."""
+
+    kernel: AbstractKernel
+
+    def evaluate(self, f, target, condition):
+        return self.kernel.gram(target.astype(f.centres.dtype), f.centres) @ f.coefficients
+
+    def squared_norm(self, f):
+        return f.coefficients @ self.kernel.gram(f.centres, f.centres) @ f.coefficients
+
+    def stepped(self, f, shrinkage, target, condition, coefficients):
+        slots = f.coefficients.size - f.kept
+        places = f.kept + (f.written + jnp.arange(coefficients.size)) % slots
+        return Expansion(
+            f.centres.at[places].set(target.astype(f.centres.dtype)),
+            (shrinkage * f.coefficients).at[places].set(coefficients),
+            f.written + coefficients.size,
+            f.kept,
+        )
+
+    def projected(self, f: Expansion, *, most: int, seed: int) -> tuple[KernelSpan, Float[Array, " r"]]:
+        """Return the nearest function to f on at most ``most`` of its centres: a span, and f's weights there."""
+        live = np.flatnonzero(np.asarray(f.coefficients))
+        centres = np.asarray(f.centres)[live if live.size else slice(1)]
+        span = KernelSpan.build(self.kernel, centres[spread_rows(centres, most, seed=seed)])
+        # The features are orthonormal, so that f's weights are <f, feature>; by the reproducing property, values of f.
+        return span, jnp.asarray(self.values(f, span.centres)) @ span.whitening
+
+    def values(self, f: Expansion, points: ArrayLike) -> np.ndarray:
+        """Return f at many points, in chunks of constant memory."""
+        rows_per_chunk = max(1, NUMBERS_PER_CHUNK // f.coefficients.size)
+        return _in_chunks(lambda rows: self.evaluate(f, rows, None), points, rows_per_chunk=rows_per_chunk)
+
+
+class Member(eqx.Module):
+    """One function of a space, as a thing to call: a nu with weights in place of a network."""
+
+    space: AbstractFunctionSpace
+    f: Any
+
+    def __call__(self, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
+        return self.space.evaluate(self.f, x, condition)
+
+    def stepped(self, shrinkage, target, condition, coefficients) -> "Member":
+        """Return ``shrinkage`` times this function plus kernels at the targets."""
+        return Member(self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients))
 
 
 def outer_features(phi, psi):

@@ -12,12 +12,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
+from kexpfam.measures import AbstractMeasure
 from kexpfam.objective import Point, Problem
+from kexpfam.potentials import AbstractFunctionSpace
 from kexpfam.solvers.doubly_dual import DoublyDual
 from kexpfam.solvers.iterates import Averaged, RandomIterate
-from kexpfam.solvers.loop import Status, run
+from kexpfam.solvers.loop import Run, Status, run
 from kexpfam.solvers.reference import distil
 from kexpfam.solvers.task import Solution, Task, continuation, integration_nodes, is_optimal, likelihood, polish
 from kexpfam.transports import Identity, Sampler
@@ -55,38 +57,37 @@ class DDE(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
-        weights, reference = self._start(task, key=warm_key)
-        problem = Problem(
-            task.sample,
-            task.base,
-            task.space,
-            reference,
-            jnp.asarray(task.rkhs_penalty),
-            jnp.asarray(1.0),
-            anchored=True,
-        )
+        weights, reference = self.begin(task, key=warm_key)
+        problem = pose(task, reference, task.space)
         saddle = self.saddle or STARTS[self.start]
         state = saddle.init(problem, weights, key=init_key)
         watch = (lambda state: _snapshot(problem, saddle.answer(state), judge_key)) if self.snapshots else None
         outcome = run(problem, saddle, state, steps=self.steps, key=run_key, report=report, checkpoint=checkpoint, watch=watch)
         answer = saddle.answer(outcome.state)
-        weights, facts = answer.f_weights, dict[str, float]()
-        if self.polish:
-            near = self.start == "warm" and task.sample.condition.shape[1] == 0
-            nodes = integration_nodes(task, reference if near else task.proposal, self.nodes, key=polish_key)
-            weights, facts = polish(task, nodes, start=weights if self.start == "warm" else None)
-        sampler, judged = self._choose_sampler(task, weights, reference, answer.transport, key=judge_key)
-        finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
-        status = Status.CONVERGED if finished and is_optimal(facts) else outcome.status
-        return Solution(task.tilt(weights), sampler, status, outcome.trace, facts | judged, outcome.watched)
+        keys = polish_key, judge_key
+        return self.finish(task, answer.f_weights, answer.transport, reference, outcome, keys=keys)
 
-    def _start(self, task, *, key):
+    def begin(self, task: Task, *, key: Key[Array, ""]) -> tuple[Float[Array, " r"], AbstractMeasure]:
+        """Return f's weights and the law of the sampler's noise before the first step."""
         if self.start == "cold":
             return jnp.zeros(task.space.size), task.base
         nodes_key, distil_key = jr.split(key)
         nodes = integration_nodes(task, task.proposal, self.nodes, key=nodes_key)
         optimum = continuation(likelihood(task, nodes), task.rkhs_penalty)
         return jnp.asarray(optimum.weights), distil(task, optimum.weights, key=distil_key)
+
+    def finish(self, task: Task, weights, transport, reference: AbstractMeasure, outcome: Run, *, keys) -> Solution:
+        """Return the solution that a run of saddle steps led to: f polished, and the better of two samplers."""
+        polish_key, judge_key = keys
+        facts: dict[str, float] = {}
+        if self.polish:
+            near = self.start == "warm" and task.sample.condition.shape[1] == 0
+            nodes = integration_nodes(task, reference if near else task.proposal, self.nodes, key=polish_key)
+            weights, facts = polish(task, nodes, weights, near=self.start == "warm")
+        sampler, judged = self._choose_sampler(task, weights, reference, transport, key=judge_key)
+        finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
+        status = Status.CONVERGED if finished and is_optimal(facts) else outcome.status
+        return Solution(task.tilt(weights), sampler, status, outcome.trace, facts | judged, outcome.watched)
 
     def _choose_sampler(self, task, weights, reference, transport, *, key):
         """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
@@ -101,6 +102,12 @@ class DDE(eqx.Module):
         gain = divergences["reference"] - divergences["trained"]
         keep = self.start == "cold" or gain >= 0.0
         return (trained if keep else plain), {"transport_gain": gain, "transport_kept": float(keep)}
+
+
+def pose(task: Task, reference: AbstractMeasure, space: AbstractFunctionSpace) -> Problem:
+    """Return the saddle-point problem of the task with f in ``space``, anchored at the reference."""
+    penalty, inverse_temperature = jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0)
+    return Problem(task.sample, task.base, space, reference, penalty, inverse_temperature, anchored=True)
 
 
 @eqx.filter_jit

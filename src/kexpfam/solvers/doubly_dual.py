@@ -13,7 +13,7 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
-from kexpfam.objective import Point, Problem, SaddleTerms, carry, draw_batch, evaluate_nu, saddle_terms
+from kexpfam.objective import Point, Problem, SaddleTerms, carry, draw_batch, evaluate_nu, player_gradient, saddle_terms
 from kexpfam.potentials import ACTIVATIONS, Network
 from kexpfam.solvers.loop import scan
 from kexpfam.transports import AbstractTransport, Free, Residual
@@ -100,7 +100,7 @@ class DoublyDual(eqx.Module):
         update = lambda state, batches: (self._move_transport(problem, state, decay, batches), None)
         state, _ = scan(update, state, inner)
         batch = draw_batch(problem, self.batch_size, key=f_key)
-        gradient = _gradient(problem, state.point, batch, lambda point: point.f_weights)
+        gradient = player_gradient(problem, state.point, batch, lambda point: point.f_weights)
         norm = jnp.linalg.norm(gradient)
         health = self._health(problem, state.point, batch, norm)
         stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
@@ -121,14 +121,14 @@ class DoublyDual(eqx.Module):
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
         state, _ = scan(update, state, jax.tree.map(lambda rows: rows[:-1], batches))
         batch = jax.tree.map(lambda rows: rows[-1], batches)
-        gradient = _gradient(problem, state.point, batch, lambda point: point.transport)
+        gradient = player_gradient(problem, state.point, batch, lambda point: point.transport)
         updates, moments = self._optimiser().update(gradient, state.transport_moments)
         transport = stepped(state.point.transport, updates, -decay * self.transport_rate)
         where = lambda s: (s.point.transport, s.transport_moments)
         return eqx.tree_at(where, state, (transport, moments))
 
     def _move_nu(self, problem, state, decay, batch):
-        gradient = _gradient(problem, state.point, batch, lambda point: point.nu)
+        gradient = player_gradient(problem, state.point, batch, lambda point: point.nu)
         updates, moments = self._optimiser().update(gradient, state.nu_moments)
         nu = stepped(state.point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
@@ -148,12 +148,6 @@ class DoublyDual(eqx.Module):
         return optax.chain(optax.clip_by_global_norm(self.clip), optax.scale_by_adam(b1=0.5, b2=0.99))
 
 
-def _gradient(problem: Problem, point: Point, batch, player):
-    """Return the gradient of the saddle value with respect to one player."""
-    value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
-    return eqx.filter_grad(value)(player(point))
-
-
 def averaged(old, new, share):
     """Return the running mean ``share * old + (1 - share) * new`` of two players."""
     mean = lambda a, b: (share * a + (1.0 - share) * b).astype(a.dtype) if eqx.is_inexact_array(a) else a
@@ -161,5 +155,5 @@ def averaged(old, new, share):
 
 
 def stepped(part, updates, rate):
-    """Return the player moved by ``rate`` times the updates."""
+    """Return the player moved by ``rate`` times the updates, in its own precision."""
     return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))

@@ -224,10 +224,9 @@ def finish(task: Task, f_weights, dual: AbstractDual, outcome, *, polished: bool
     near = judging_nodes(task, nodes, key=judge_key)
     facts = {"saddle_kl": measured_divergence(task, f_weights, measure, near, key=judge_key)}
     if polished:
-        saddle = f_weights
-        f_weights, polish_facts = polish(task, integration_nodes(task, task.proposal, nodes, key=polish_key))
-        gain = penalised_likelihood(task, f_weights, near) - penalised_likelihood(task, saddle, near)
-        facts |= polish_facts | {"polish_gain": gain}
+        drawn = integration_nodes(task, task.proposal, nodes, key=polish_key)
+        f_weights, polish_facts = polish(task, drawn, f_weights, near=False)
+        facts |= polish_facts
     facts["sampler_kl"] = measured_divergence(task, f_weights, measure, near, key=judge_key) if polished else facts["saddle_kl"]
     if isinstance(dual, DynamicsDual):
         facts["joint_kl"] = facts["sampler_kl"] + _joint_excess(task, dual, measure, joint_key)

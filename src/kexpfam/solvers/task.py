@@ -151,12 +151,19 @@ def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Arr
     return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
 
 
-def polish(task: Task, nodes: Nodes, *, start=None) -> tuple[Array, dict[str, float]]:
-    """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached."""
-    problem = likelihood(task, nodes)
-    optimum = continuation(problem, task.rkhs_penalty, start=None if start is None else np.asarray(start))
-    share = effective_share(problem.exponents(optimum.weights)[0])
-    return jnp.asarray(optimum.weights), {"newton_decrement": optimum.decrement, "polish_effective_share": share}
+def polish(task: Task, nodes: Nodes, weights, *, near: bool) -> tuple[Array, dict[str, float]]:
+    """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached.
+
+    From weights that are near it Newton's method starts there; otherwise it comes down from large penalties.
+    """
+    problem, start = likelihood(task, nodes), np.asarray(weights)
+    optimum = continuation(problem, task.rkhs_penalty, start=start if near else None)
+    facts = {
+        "newton_decrement": optimum.decrement,
+        "polish_gain": optimum.value - convex.maximise(problem, task.rkhs_penalty, start, most=0).value,
+        "polish_effective_share": effective_share(problem.exponents(optimum.weights)[0]),
+    }
+    return jnp.asarray(optimum.weights), facts
 
 
 def is_optimal(facts: dict[str, float]) -> bool:

@@ -33,36 +33,35 @@ def released_protocol(cell: Cell) -> Values:
         train, test = halves(cell["dataset"], cell["seed"])
         sample = Sample(jnp.asarray(train[:, -1:]), jnp.asarray(train[:, :-1]))
         init_key, run_key, look_key = jr.split(jr.key(cell["seed"]), 3)
-        problem = _problem(sample)
+        space = _space(sample)
+        base = Gaussian.fitted(np.asarray(sample.target))
+        problem = Problem(sample, base, space, base, jnp.asarray(NO_PENALTY), jnp.asarray(1.0), anchored=True)
         saddle = DoublyDual(f_rate=1.0, nu_rate=1e-3, transport_rate=5e-4, batch_size=256)
-        state = saddle.init(problem, jnp.zeros(problem.space.size), key=init_key)
+        state = saddle.init(problem, jnp.zeros(space.size), key=init_key)
         watch = lambda state: np.asarray(state.point.f_weights)
         with Cost() as cost:
             outcome = run(problem, saddle, state, steps=cell["steps"], key=run_key, chunk=STEPS_BETWEEN_LOOKS, watch=watch)
-        looks = {int(step): _test_nll(problem, weights, test, look_key) for step, weights in outcome.watched.items()}
+        looks = {
+            int(step): _test_nll(Tilt(space, jnp.asarray(weights), base), test, look_key)
+            for step, weights in outcome.watched.items()
+        }
     best = min(looks, key=lambda step: looks[step])
     last = looks[max(looks)]
     return {"nll": looks[best], "best_step": best, "last_nll": last, "looks": len(looks), "seconds": cost.seconds}
 
 
-def _problem(sample: Sample) -> Problem:
-    base = Gaussian.fitted(np.asarray(sample.target))
+def _space(sample: Sample) -> FeatureSpace:
     scale = lambda values: jnp.asarray(max(median_distance(np.asarray(values)), 1e-3) / np.sqrt(2.0))
-    kernel, condition_kernel = GaussianKernel(scale(sample.target)), GaussianKernel(scale(sample.condition))
-    space = FeatureSpace.of_kernels(kernel, condition_kernel, sample)
-    return Problem(sample, base, space, base, jnp.asarray(NO_PENALTY), jnp.asarray(1.0), anchored=True)
+    return FeatureSpace.of_kernels(GaussianKernel(scale(sample.target)), GaussianKernel(scale(sample.condition)), sample)
 
 
-def _test_nll(problem: Problem, weights: np.ndarray, test: np.ndarray, key) -> float:
+def _test_nll(tilt: Tilt, test: np.ndarray, key) -> float:
     targets, conditions = test[:, -1:], test[:, :-1]
     law = scipy.stats.norm(targets.mean(), targets.std() + 1e-6)
     nodes = law.ppf(np.asarray(jr.uniform(key, (TEST_DRAWS, 1), minval=1e-6, maxval=1.0 - 1e-6)))
-    tilt = Tilt(problem.space, jnp.asarray(weights), problem.base)
-    coefficients = np.asarray(problem.space.coefficients(tilt.weights, jnp.asarray(conditions)))
-    exponents = (
-        coefficients @ problem.space.target.matrix(nodes).T + problem.base.log_densities(nodes) - law.logpdf(nodes)[:, 0]
-    )
+    coefficients = np.asarray(tilt.space.coefficients(tilt.weights, jnp.asarray(conditions)))
+    exponents = coefficients @ tilt.space.target.matrix(nodes).T + tilt.base.log_densities(nodes) - law.logpdf(nodes)[:, 0]
     top = exponents.max(1)
     log_partitions = top + np.log(np.exp(exponents - top[:, None]).mean(1))
-    scores = tilt.values(targets, conditions) + problem.base.log_densities(targets) - log_partitions
+    scores = tilt.values(targets, conditions) + tilt.base.log_densities(targets) - log_partitions
     return float(-scores.mean())
