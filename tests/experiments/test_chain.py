@@ -9,7 +9,7 @@ from kexpfam import cli
 from kexpfam.experiments import claims, figures, pages, runner, tables
 from kexpfam.experiments.cost import Cost
 from kexpfam.experiments.measurements import MEASUREMENTS
-from kexpfam.experiments.methods import CONDITIONALS, COSTED, DENSITIES
+from kexpfam.experiments.methods import ALGORITHMS, CONDITIONALS, COSTED, DENSITIES, DUALS
 from kexpfam.experiments.records import Ledger, chosen, good, provenance
 from kexpfam.experiments.specs import EXPERIMENTS, Spec, identity, load_spec
 
@@ -29,7 +29,7 @@ def test_every_spec_names_what_exists_and_no_cell_twice(name, quick):
     spec = load_spec(name, quick=quick)
     assert spec.title
     assert len({identity(cell) for cell in spec.cells}) == len(spec.cells)
-    known = {"density": DENSITIES, "conditional": CONDITIONALS, "cost": COSTED}
+    known = {"density": DENSITIES, "conditional": CONDITIONALS, "cost": COSTED, "algorithm": ALGORITHMS, "dual": DUALS}
     for cell in spec.cells:
         assert cell["measure"] in MEASUREMENTS
         if cell["measure"] in known:

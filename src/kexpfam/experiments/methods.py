@@ -1,5 +1,6 @@
 """The one place where a name in a spec becomes an estimator."""
 
+import functools
 from collections.abc import Callable
 
 from kexpfam.baselines.conditional_mixtures import ConditionalKernelDensity, LeastSquaresConditional, NeighbourDensity
@@ -8,6 +9,19 @@ from kexpfam.baselines.gaussian_mixture import GaussianMixtureDensity
 from kexpfam.baselines.kernel_density import KernelDensity
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.experiments.competitors import ForestWithResiduals, LinearGaussian
+from kexpfam.solvers.annealed import AnnealedLikelihood
+from kexpfam.solvers.contrastive import ContrastiveDivergence
+from kexpfam.solvers.dde import DDE, STARTS
+from kexpfam.solvers.exact import Exact
+from kexpfam.solvers.functional import FunctionalGradient
+from kexpfam.solvers.iterates import Averaged, RandomIterate
+from kexpfam.solvers.learned_features import AdaptedFeatures, DeepNetwork
+from kexpfam.solvers.mmd_gan import MMDGAN
+from kexpfam.solvers.moment_matching import MomentMatching
+from kexpfam.solvers.random_features import RandomFeatureGradient
+from kexpfam.solvers.singly_dual import SinglyDual
+
+WARM = STARTS["warm"]
 
 DENSITIES: dict[str, Callable] = {
     "dde": lambda seed: KernelExpFamily(random_state=seed),
@@ -16,6 +30,39 @@ DENSITIES: dict[str, Callable] = {
     "mixture": lambda seed: GaussianMixtureDensity(random_state=seed),
     "spline flow": lambda seed: SplineFlow(random_state=seed),
 }
+# Every algorithm of the paper, with its default settings; the estimator selects length scale and penalty alike for all.
+ALGORITHMS: dict[str, Callable] = {
+    "exact": Exact,
+    "doubly dual (dde)": DDE,
+    "doubly dual, averaged iterate": lambda: DDE(saddle=Averaged(WARM)),
+    "doubly dual, random iterate": lambda: DDE(saddle=RandomIterate(WARM)),
+    "functional gradients": FunctionalGradient,
+    "random features": RandomFeatureGradient,
+    "adapted features": AdaptedFeatures,
+    "deep network": DeepNetwork,
+    "singly dual, particles": lambda: SinglyDual(family="particles"),
+    "singly dual, Gaussian": lambda: SinglyDual(family="gaussian"),
+    "singly dual, mixture": lambda: SinglyDual(family="mixture"),
+    "singly dual, flow": lambda: SinglyDual(family="flow"),
+    "singly dual, dynamics": lambda: SinglyDual(family="dynamics"),
+    "MMD GAN": MMDGAN,
+    "contrastive divergence, persistent": ContrastiveDivergence,
+    "contrastive divergence, short runs": lambda: ContrastiveDivergence(persistent=False),
+    "annealed importance sampling": AnnealedLikelihood,
+    "moment matching": MomentMatching,
+}
+# Families of dual distributions, with f as the saddle point leaves it: a polish would hide what the family costs.
+DUALS: dict[str, Callable] = {
+    family: functools.partial(SinglyDual, family=family, polish=False)
+    for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
+}
+
+
+def with_solver(solver, seed: int) -> KernelExpFamily:
+    """Return the default estimator with another solver."""
+    return KernelExpFamily(solver=solver, random_state=seed)
+
+
 CONDITIONALS: dict[str, Callable] = {
     "dde": lambda seed: ConditionalKernelExpFamily(random_state=seed),
     "exact": lambda seed: ConditionalKernelExpFamily(solver="exact", random_state=seed),

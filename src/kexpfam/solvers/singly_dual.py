@@ -249,11 +249,6 @@ def measured_divergence(task: Task, f_weights, measure: AbstractMeasure, nodes: 
     return float(np.mean(draws.log_density - log_p) + log_partition)
 
 
-def penalised_likelihood(task: Task, f_weights, nodes: Nodes) -> float:
-    """Return ``Ê f - log Z - eta / 2 |f|^2`` with log Z on the nodes."""
-    return float(convex.maximise(likelihood(task, nodes), task.rkhs_penalty, np.asarray(f_weights), most=0).value)
-
-
 @eqx.filter_jit
 def _joint_draws(dual, count, key):
     return dual.draws(count, key=key)

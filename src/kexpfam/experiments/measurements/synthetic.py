@@ -4,8 +4,9 @@ import jax
 import numpy as np
 
 from kexpfam import datasets
+from kexpfam.estimators import KernelExpFamily
 from kexpfam.experiments.cost import Cost, timed
-from kexpfam.experiments.methods import DENSITIES
+from kexpfam.experiments.methods import ALGORITHMS, DENSITIES, DUALS, with_solver
 from kexpfam.experiments.records import Values
 from kexpfam.experiments.specs import Cell
 from kexpfam.kernels import median_distance
@@ -19,13 +20,27 @@ MMD_SCALE = np.sqrt(0.1)
 
 def density(cell: Cell) -> Values:
     """Return likelihood, distance of samples, time and memory of one estimator on one draw of a synthetic set."""
+    return _measured(DENSITIES[cell["method"]](cell["seed"]), cell)
+
+
+def algorithm(cell: Cell) -> Values:
+    """Return the same for one solver of the kernel exponential family."""
+    return _measured(with_solver(ALGORITHMS[cell["method"]](), cell["seed"]), cell)
+
+
+def dual(cell: Cell) -> Values:
+    """Return the same for one family of dual distributions, f as the saddle point leaves it."""
+    return _measured(with_solver(DUALS[cell["method"]](), cell["seed"]), cell)
+
+
+def _measured(model, cell: Cell) -> Values:
     truth = synthetic(cell["dataset"], cell["dim"])
     train = truth.sample(cell["rows"], random_state=cell["seed"])
     test = truth.sample(TEST_ROWS[cell["dataset"]], random_state=1000 + cell["seed"])
     lengthscale = MMD_SCALE * median_distance(train, most=len(train))
     jax.clear_caches()  # so that every fit pays for its own compilation, whichever cells ran before it
     with Cost() as cost:
-        model = DENSITIES[cell["method"]](cell["seed"]).fit(train)
+        model.fit(train)
     scores, draws = model.score_samples(test), model.sample(len(test), random_state=cell["seed"])
     distance = mmd_squared(draws, test, lengthscale=lengthscale)
     values: Values = {
@@ -40,13 +55,11 @@ def density(cell: Cell) -> Values:
     }
     if cell["dataset"] == "rings":
         values["shares"] = ring_shares(draws)
-    return values | _facts_of_ours(model, test, lengthscale, cell["seed"])
+    return values | (_facts_of_ours(model, test, lengthscale, cell["seed"]) if isinstance(model, KernelExpFamily) else {})
 
 
-def _facts_of_ours(model, test, lengthscale, seed) -> Values:
+def _facts_of_ours(model: KernelExpFamily, test, lengthscale, seed) -> Values:
     """Return what only a model with a sampler apart from its density has: refined draws, and the gap between the two."""
-    if getattr(model, "solution_", None) is None:
-        return {}
     refined = model.sample(len(test), random_state=seed, refine=REFINING_STEPS)
     diagnosis = model.diagnose()
     return {
@@ -57,6 +70,7 @@ def _facts_of_ours(model, test, lengthscale, seed) -> Values:
         "f_gap": diagnosis.f_gap,
         "log_partition_error": diagnosis.log_partition.standard_error,
         "dims": list(model.selection_.settings.dims),
+        "facts": {name: float(value) for name, value in model.solution_.facts.items() if np.isfinite(value)},
     }
 
 
