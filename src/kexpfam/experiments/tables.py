@@ -151,14 +151,21 @@ def algorithms(records: list[Record]) -> str:
                 count(chosen(records, method=method)),
                 mean_and_error(mine, "nll", 3),
                 f"{max(gaps):+.3f}" if gaps else NOTHING,
+                _fact(mine, "polish_gain"),
                 mean(mine, "sampler_kl", 3),
                 mean_and_error(mine, "mmd", 2, factor=1e3),
                 mean(mine, "seconds", 0),
                 mean(mine, "megabytes", 0),
             ]
         )
-    names = ("solver", "draws", "NLL", "NLL − exact, worst", "KL(sampler ‖ density)", "MMD² ×10³", "fit s", "MB")
+    names = ("solver", "draws", "NLL", "NLL − exact, worst", "polish", "KL(sampler ‖ density)", "MMD² ×10³", "fit s", "MB")
     return markdown(names, rows)
+
+
+def _fact(records: list[Record], name: str) -> str:
+    """Return the mean of a fact that only some solvers have."""
+    values = [record["values"]["facts"][name] for record in records if name in record["values"].get("facts", {})]
+    return f"{np.mean(values):.3f}" if values else NOTHING
 
 
 def duals(records: list[Record]) -> str:
