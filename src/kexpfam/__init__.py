@@ -9,6 +9,7 @@ from kexpfam.registry import load as load
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
+from kexpfam.solvers.functional import Ascent as Ascent
 from kexpfam.solvers.functional import FunctionalGradient as FunctionalGradient
 from kexpfam.solvers.learned_features import AdaptedFeatures as AdaptedFeatures
 from kexpfam.solvers.learned_features import DeepNetwork as DeepNetwork

@@ -123,7 +123,7 @@ class FunctionalGradient(eqx.Module):
     The expansions have room for ``budget`` terms each; when it is full the oldest are overwritten, but never the warm
     start's. ``None`` is room for all of them. In the end f is projected onto at most ``centres`` of its own centres (fact
     ``projection_error``: the largest change at a training point, in nats) and polished there. ``start="cold"`` with
-    ``polish=False`` and ``budget=None`` is the paper's scheme from f = 0 and q = p0, with ``Ascent(nu_speed=1.0)`` to the letter.
+    ``polish=False`` and ``budget=None`` is the paper's scheme from f = 0 and q = p0; with ``Ascent(nu_speed=1.0)``, verbatim.
     """
 
     start: str = "warm"
