@@ -11,6 +11,7 @@ from kexpfam.solvers.contrastive import ContrastiveDivergence as ContrastiveDive
 from kexpfam.solvers.dde import DDE as DDE
 from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
 from kexpfam.solvers.exact import Exact as Exact
+from kexpfam.solvers.functional import Ascent as Ascent
 from kexpfam.solvers.functional import FunctionalGradient as FunctionalGradient
 from kexpfam.solvers.iterates import Averaged as Averaged
 from kexpfam.solvers.iterates import RandomIterate as RandomIterate
