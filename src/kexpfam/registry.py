@@ -3,11 +3,12 @@
 import numpy as np
 
 from kexpfam import storage
+from kexpfam.baselines.score_matching import ScoreMatchingExpFamily
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.face import FittedModel, in_double_precision
 
 ESTIMATORS: dict[str, type[FittedModel]] = {
-    estimator.__name__: estimator for estimator in (KernelExpFamily, ConditionalKernelExpFamily)
+    estimator.__name__: estimator for estimator in (KernelExpFamily, ConditionalKernelExpFamily, ScoreMatchingExpFamily)
 }
 
 
