@@ -208,12 +208,22 @@ def diagnose_conditional(
     key: Key[Array, ""],
 ) -> ConditionalDiagnosis:
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
-    gap_key, row_key, draw_key = jr.split(key, 3)
+    gap_key, kl_key = jr.split(key)
     finer = likelihood(
         task.within(density.tilt.space), integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key)
     )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)
+    kl, share, error = conditional_divergence(density, training, key=kl_key)
+    verdict, advice = judge_conditional(status, f_gap, kl, share, error, calibration)
+    return ConditionalDiagnosis(status, f_gap, kl, share, error, calibration, verdict, advice)
+
+
+def conditional_divergence(
+    density: ConditionalDensity, training: np.ndarray, *, key: Key[Array, ""]
+) -> tuple[Estimate, float, float]:
+    """Return KL(q || p_f) over training conditions, the effective share of draws, and the largest error of ``log Z(x)``."""
+    row_key, draw_key = jr.split(key)
     rows = np.asarray(jr.randint(row_key, (DRAWS,), 0, len(training)))
     conditions = density.conditions(training[rows])
     draws = density.sampler.weighted_draws(conditions, key=draw_key)
@@ -221,9 +231,7 @@ def diagnose_conditional(
     log_p = density.tilt.base.log_densities(draws.points) + density.tilt.values(draws.points, conditions) - partitions[rows]
     log_ratio = draws.log_density - log_p
     kl = Estimate(float(log_ratio.mean()), float(log_ratio.std() / np.sqrt(DRAWS)), float(DRAWS))
-    share, error = effective_share(-log_ratio), float(errors.max())
-    verdict, advice = judge_conditional(status, f_gap, kl, share, error, calibration)
-    return ConditionalDiagnosis(status, f_gap, kl, share, error, calibration, verdict, advice)
+    return kl, effective_share(-log_ratio), float(errors.max())
 
 
 def judge_conditional(

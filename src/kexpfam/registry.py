@@ -3,12 +3,14 @@
 import numpy as np
 
 from kexpfam import storage
+from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching
 from kexpfam.baselines.score_matching import ScoreMatchingExpFamily
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.face import FittedModel, in_double_precision
 
 ESTIMATORS: dict[str, type[FittedModel]] = {
-    estimator.__name__: estimator for estimator in (KernelExpFamily, ConditionalKernelExpFamily, ScoreMatchingExpFamily)
+    estimator.__name__: estimator
+    for estimator in (KernelExpFamily, ConditionalKernelExpFamily, ScoreMatchingExpFamily, ConditionalScoreMatching)
 }
 
 

@@ -55,6 +55,20 @@ class DerivativeSpan(AbstractSpan):
         return jnp.sum(self.kernel.gram(points, self.centres) * (linear + bends[:, 0] * (squared - jnp.sum(rates))), 1)
 
 
+class ValueSpan(AbstractSpan):
+    """The functions ``k(z_m, .)`` as they are: not orthonormal, see ``DerivativeSpan``."""
+
+    kernel: Gaussian
+    centres: Float[Array, "m p"]
+
+    @property
+    def size(self):
+        return self.centres.shape[0]
+
+    def features(self, points):
+        return self.kernel.gram(points.astype(self.centres.dtype), self.centres)
+
+
 def _rates(kernel: Gaussian, dim: int) -> Float[Array, " d"]:
     return jnp.broadcast_to(kernel.lengthscale**-2.0, (dim,))
 
@@ -229,18 +243,15 @@ def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
 
 
 def steadiest(table: Float[np.ndarray, "u q"]) -> int:
-    """Return the first column (the largest penalty) whose mean is within one standard error of the best.
+    """Return the first column whose mean is within one standard error of the best one's, if all between them are.
 
-    Held-out losses are dominated by few rows, and their minimum by luck.
+    Columns are ordered from cautious to bold (falling penalties, rising length scales). Held-out losses are dominated by few
+    rows, and their minimum by luck.
     """
     best = int(np.argmin(table.mean(0)))
     excess = table - table[:, [best]]
-    errors = excess.std(0) / np.sqrt(len(table))
-    within = np.flatnonzero(excess.mean(0) <= errors)
-    # From the best one upwards without a gap.
-    while best - 1 in within:
-        best -= 1
-    return best
+    within = excess.mean(0) <= excess.std(0) / np.sqrt(len(table))
+    return best - int(np.argmin(np.append(within[:best][::-1], False)))
 
 
 def fitted_losses(tilt: Tilt, sample: Sample) -> Float[np.ndarray, " n"]:
