@@ -170,9 +170,9 @@ class _Walk:
         lengthscale = 2.0**power if self.lengthscale is None else self.lengthscale
         if lengthscale not in self.grams:
             self.grams[lengthscale] = np.asarray(
-                derivative_gram(Gaussian(lengthscale), self.sample.target, self.sample.target)
+                derivative_gram(Gaussian(jnp.asarray(lengthscale)), self.sample.target, self.sample.target)
             )
-        gram = np.asarray(Gaussian(scales).gram(self.sample.condition, self.sample.condition))
+        gram = np.asarray(Gaussian(jnp.asarray(scales)).gram(self.sample.condition, self.sample.condition))
         table = fold_losses(self.grams[lengthscale] * gram[:, None, :, None], self.scores, self.folds, self.penalties)
         errors = table.std(0) / np.sqrt(len(table))
         path = [
@@ -340,8 +340,8 @@ class ConditionalScoreMatching(ConditionalFace):
                 raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
         if equations > MOST_EQUATIONS:
             raise ValueError(
-                f"score matching solves a system of rows * columns of y = {equations:,} equations, and {MOST_EQUATIONS:,} is the "
-                "most it takes on: use fewer rows, or ConditionalKernelExpFamily."
+                f"score matching solves a system of rows * columns of y = {equations:,} equations, and {MOST_EQUATIONS:,} is "
+                "the most it takes on: use fewer rows, or ConditionalKernelExpFamily."
             )
 
     def _base(self, targets: np.ndarray, seed: int) -> AbstractMeasure:
@@ -364,15 +364,14 @@ class ConditionalScoreMatching(ConditionalFace):
         # Products of small matrices: waking a second thread for each costs more than it saves.
         with threadpool_limits(limits=1, user_api="blas"):
             chosen = walk.run()
-        settings = ConditionalScoreSettings(
-            np.asarray(chosen.condition_lengthscale), chosen.lengthscale, chosen.rkhs_penalty
-        )
+        settings = ConditionalScoreSettings(np.asarray(chosen.condition_lengthscale), chosen.lengthscale, chosen.rkhs_penalty)
         return ConditionalScoreSelection(settings, chosen, walk.trials)
 
     def _solved(self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure) -> tuple[Task, np.ndarray]:
-        """Return the space of f around its solution, and the solution's weights there: each row's derivatives meet its own x."""
+        """Return the task in the solution's own space, and its weights there: each row's derivatives meet its own x."""
         settings = self.selection_.settings
-        kernel, condition_kernel = Gaussian(settings.lengthscale), Gaussian(settings.condition_lengthscale)
+        scales = (settings.lengthscale, settings.condition_lengthscale)
+        kernel, condition_kernel = (Gaussian(jnp.asarray(scale)) for scale in scales)
         scores = np.asarray(base_scores(base, sample.target))
         derivatives = full_weights(kernel, condition_kernel, sample, scores, settings.rkhs_penalty)
         weights, rows = np.zeros((len(sample), *derivatives.shape)), np.arange(len(sample))

@@ -163,6 +163,10 @@ class Quadratic(NamedTuple):
     slope: Float[np.ndarray, " r"]
     rows: int
 
+    def plus(self, other: "Quadratic") -> "Quadratic":
+        """Return the sum over the rows of both."""
+        return Quadratic(self.matrix + other.matrix, self.slope + other.slope, self.rows + other.rows)
+
     def minus(self, other: "Quadratic") -> "Quadratic":
         """Return the sum without the rows of the other."""
         return Quadratic(self.matrix - other.matrix, self.slope - other.slope, self.rows - other.rows)
@@ -267,6 +271,8 @@ def _fitted_losses(tilt: Tilt, sample: Sample):
         slope = jax.grad(lambda point: tilt.f(point[None], condition[None])[0])
         bend = lambda direction: direction @ jax.jvp(slope, (x,), (direction,))[1]
         # One direction at a time: memory must not grow with the square of the dimension.
-        return 0.5 * slope(x) @ slope(x) + slope(x) @ jax.grad(tilt.base.log_density)(x) + jnp.sum(jax.lax.map(bend, directions))
+        return (
+            0.5 * slope(x) @ slope(x) + slope(x) @ jax.grad(tilt.base.log_density)(x) + jnp.sum(jax.lax.map(bend, directions))
+        )
 
     return jax.vmap(loss)(sample.target, sample.condition)

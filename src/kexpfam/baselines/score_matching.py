@@ -1,5 +1,6 @@
 """The kernel exponential family by score matching: no normaliser in the fit, a linear system instead, and chains to draw."""
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,11 +9,19 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-from kexpfam.baselines.derivatives import Basis, DerivativeSpan, base_scores, fitted_losses, folds_of, full_weights, steadiest
+from kexpfam.baselines.derivatives import (
+    Basis,
+    DerivativeSpan,
+    Quadratic,
+    base_scores,
+    fitted_losses,
+    folds_of,
+    full_weights,
+    steadiest,
+)
 from kexpfam.density import RESAMPLING_SHARE, Density, moved
 from kexpfam.diagnostics import Verdict, judge, sampler_divergence
 from kexpfam.face import (
@@ -262,7 +271,7 @@ class ScoreMatchingExpFamily(DensityFace):
     def _basis(self, points: np.ndarray, lengthscale, count: int, seed: int) -> Basis:
         build = Basis.of_values if self.variant == "lite" else Basis.of_derivatives
         distinct = np.unique(points, axis=0)
-        return build(Gaussian(lengthscale), distinct[spread_rows(distinct, count, seed=seed)])
+        return build(Gaussian(jnp.asarray(lengthscale)), distinct[spread_rows(distinct, count, seed=seed)])
 
     def _centres(self, width: int, functions: int) -> int:
         """Return the number of centres that make a basis of so many functions."""
@@ -274,8 +283,8 @@ class ScoreMatchingExpFamily(DensityFace):
         scores = np.asarray(base_scores(base, jnp.asarray(points)))
         count = self.n_centres or self._centres(points.shape[1], MOST_FUNCTIONS)
         if self.variant == "full":
-            kernel, sample = Gaussian(settings.lengthscale), Sample.unconditional(points)
-            weights = full_weights(kernel, Gaussian(1.0), sample, scores, penalty).ravel()
+            kernel, sample = Gaussian(jnp.asarray(settings.lengthscale)), Sample.unconditional(points)
+            weights = full_weights(kernel, Gaussian(jnp.ones(())), sample, scores, penalty).ravel()
             space = FeatureSpace(Constant(), DerivativeSpan(kernel, sample.target))
         else:
             basis = self._basis(points, settings.lengthscale, count, seed)
@@ -319,7 +328,5 @@ def fold_losses(
 ) -> np.ndarray:
     """Return the mean loss on each fold of the fit to the others, (folds, penalties)."""
     parts = [basis.quadratic(points[fold], scores[fold]) for fold in folds]
-    whole = parts[0]._replace(
-        matrix=sum(part.matrix for part in parts), slope=sum(part.slope for part in parts), rows=len(points)
-    )
+    whole = functools.reduce(Quadratic.plus, parts)
     return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])
