@@ -95,7 +95,7 @@ def refine(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Arr
         starts = resample(nodes, log_ratio, count, seed=int(jr.randint(seed_key, (), 0, 2**31 - 1)))
     else:
         starts = np.asarray(_draw(sampler, count, draw_key))
-    return _moved(tilt, starts, np.zeros((count, 0)), steps, tune_key, move_key)
+    return walked(tilt, starts, np.zeros((count, 0)), steps, tune_key, move_key)
 
 
 def refine_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
@@ -109,10 +109,11 @@ def refine_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int,
     log_ratio = tilt.base.log_densities(draws.points) + tilt.values(draws.points, repeated) - draws.log_density
     chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio).reshape(len(condition), CANDIDATES_PER_CONDITION)))
     starts = draws.points.reshape(len(condition), CANDIDATES_PER_CONDITION, -1)[np.arange(len(condition)), chosen]
-    return _moved(tilt, starts, condition, steps, tune_key, move_key)
+    return walked(tilt, starts, condition, steps, tune_key, move_key)
 
 
-def _moved(tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key, move_key) -> np.ndarray:
+def walked(tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key, move_key) -> np.ndarray:
+    """Return where chains of tuned HMC are after so many steps, each under its condition, in model units."""
     if steps == 0:
         return starts
     spread = np.linspace(0, len(starts) - 1, min(TUNING_CHAINS, len(starts))).astype(int)

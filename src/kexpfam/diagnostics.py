@@ -46,7 +46,8 @@ class Verdict:
     effective_share: float
     verdict: str
     advice: tuple[str, ...]
-    certificate: "Certificate"
+    # Estimators that do not maximise the penalised likelihood have none.
+    certificate: "Certificate | None"
 
     @property
     def duality_gap(self) -> float:
@@ -54,14 +55,14 @@ class Verdict:
         return self.f_gap + max(self.sampler_kl.value, 0.0)
 
     @property
-    def primal(self) -> Estimate:
+    def primal(self) -> Estimate | None:
         """Return the penalised likelihood of f: a lower bound of its optimum."""
-        return self.certificate.primal
+        return None if self.certificate is None else self.certificate.primal
 
     @property
-    def dual(self) -> Estimate:
+    def dual(self) -> Estimate | None:
         """Return an upper bound of the optimum of the penalised likelihood."""
-        return self.certificate.dual
+        return None if self.certificate is None else self.certificate.dual
 
     @property
     def converged(self) -> bool:
@@ -76,7 +77,7 @@ class Verdict:
             ("f below its optimum by", f"{self.f_gap:.4f} nats"),
             ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
             ("effective share of draws", f"{self.effective_share:.0%}"),
-            *self.certificate.lines(),
+            *([] if self.certificate is None else self.certificate.lines()),
         ]
 
     def __str__(self) -> str:
@@ -300,7 +301,7 @@ class ConditionalDiagnosis(Verdict):
     calibration: Calibration | None
     verdict: str
     advice: tuple[str, ...]
-    certificate: "Certificate"
+    certificate: "Certificate | None" = None
 
     def rows(self) -> list[tuple[str, str]]:
         calibrated = self.calibration.lines() if self.calibration is not None else []
@@ -317,12 +318,39 @@ def diagnose_conditional(
     key: Key[Array, ""],
 ) -> ConditionalDiagnosis:
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
-    gap_key, row_key, draw_key = jr.split(key, 3)
+    gap_key, kl_key = jr.split(key)
     finer = likelihood(
         task.within(density.tilt.space), integration_nodes(task, task.proposal, SHORTFALL_NODES, fineness=1.4, key=gap_key)
     )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)
+    fit = conditional_divergence(density, training, key=kl_key)
+    error = float(fit.errors.max())
+    verdict, advice = judge_conditional(status, f_gap, fit.kl, fit.share, error, calibration)
+    log_partition = Estimate(float(fit.partitions.mean()), float(fit.errors.mean()), float(len(density.nodes.log_weights)))
+    primal = primal_value(finer, task.rkhs_penalty, density.tilt, log_partition)
+    by_sampler = sampler_dual_value(task.within(density.tilt.space), finer.mean_feature, fit.draws, fit.conditions)
+    # Without a grid the nodes serve all conditions at once, and their noise would be mistaken for a gradient.
+    on_grid = density.coarse_nodes is not None
+    dual = dual_value(finer, task.rkhs_penalty, density.tilt, primal, draws=False) if on_grid else by_sampler
+    certificate = Certificate(primal, dual, by_sampler)
+    return ConditionalDiagnosis(status, f_gap, fit.kl, fit.share, error, calibration, verdict, advice, certificate)
+
+
+class SamplerFit(NamedTuple):
+    """KL(q || p_f) over training conditions, the effective share of draws, ``log Z(x)`` with its errors, and the draws."""
+
+    kl: Estimate
+    share: float
+    partitions: np.ndarray
+    errors: np.ndarray
+    draws: WeightedDraws
+    conditions: np.ndarray
+
+
+def conditional_divergence(density: ConditionalDensity, training: np.ndarray, *, key: Key[Array, ""]) -> SamplerFit:
+    """Return how the sampler fits the density at training conditions, given in the data's units."""
+    row_key, draw_key = jr.split(key)
     rows = np.asarray(jr.randint(row_key, (DRAWS,), 0, len(training)))
     conditions = density.conditions(training[rows])
     draws = density.sampler.weighted_draws(conditions, key=draw_key)
@@ -330,16 +358,7 @@ def diagnose_conditional(
     log_p = density.tilt.base.log_densities(draws.points) + density.tilt.values(draws.points, conditions) - partitions[rows]
     log_ratio = draws.log_density - log_p
     kl = Estimate(float(log_ratio.mean()), float(log_ratio.std() / np.sqrt(DRAWS)), float(DRAWS))
-    share, error = effective_share(-log_ratio), float(errors.max())
-    verdict, advice = judge_conditional(status, f_gap, kl, share, error, calibration)
-    log_partition = Estimate(float(partitions.mean()), float(errors.mean()), float(len(density.nodes.log_weights)))
-    primal = primal_value(finer, task.rkhs_penalty, density.tilt, log_partition)
-    by_sampler = sampler_dual_value(task.within(density.tilt.space), finer.mean_feature, draws, conditions)
-    # Without a grid the nodes serve all conditions at once, and their noise would be mistaken for a gradient.
-    on_grid = density.coarse_nodes is not None
-    dual = dual_value(finer, task.rkhs_penalty, density.tilt, primal, draws=False) if on_grid else by_sampler
-    certificate = Certificate(primal, dual, by_sampler)
-    return ConditionalDiagnosis(status, f_gap, kl, share, error, calibration, verdict, advice, certificate)
+    return SamplerFit(kl, effective_share(-log_ratio), partitions, errors, draws, conditions)
 
 
 def judge_conditional(

@@ -4,9 +4,11 @@ import functools
 from collections.abc import Callable
 
 from kexpfam.baselines.conditional_mixtures import ConditionalKernelDensity, LeastSquaresConditional, NeighbourDensity
+from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching
 from kexpfam.baselines.flow import SplineFlow
 from kexpfam.baselines.gaussian_mixture import GaussianMixtureDensity
 from kexpfam.baselines.kernel_density import KernelDensity
+from kexpfam.baselines.score_matching import ScoreMatchingExpFamily
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.experiments.competitors import ForestWithResiduals, LinearGaussian
 from kexpfam.solvers.annealed import AnnealedLikelihood
@@ -26,6 +28,7 @@ WARM = STARTS["warm"]
 DENSITIES: dict[str, Callable] = {
     "dde": lambda seed: KernelExpFamily(random_state=seed),
     "exact": lambda seed: KernelExpFamily(solver="exact", random_state=seed),
+    "score matching": lambda seed: ScoreMatchingExpFamily(random_state=seed),
     "kde": lambda seed: KernelDensity(random_state=seed),
     "mixture": lambda seed: GaussianMixtureDensity(random_state=seed),
     "spline flow": lambda seed: SplineFlow(random_state=seed),
@@ -66,6 +69,7 @@ def with_solver(solver, seed: int) -> KernelExpFamily:
 CONDITIONALS: dict[str, Callable] = {
     "dde": lambda seed: ConditionalKernelExpFamily(random_state=seed),
     "exact": lambda seed: ConditionalKernelExpFamily(solver="exact", random_state=seed),
+    "kcef": lambda seed: ConditionalScoreMatching(random_state=seed),
     "epsilon-kde": lambda seed: NeighbourDensity(random_state=seed),
     "lscde": lambda seed: LeastSquaresConditional(random_state=seed),
     "conditional kde": lambda seed: ConditionalKernelDensity(random_state=seed),
@@ -73,6 +77,9 @@ CONDITIONALS: dict[str, Callable] = {
     "forest": ForestWithResiduals,
 }
 # With length scale and penalty given, so that the solution is timed and not the search for settings.
+GIVEN = {"lengthscale": 1.0, "rkhs_penalty": 1e-3, "normaliser": "importance"}
 COSTED: dict[str, Callable] = {
-    "dde": lambda seed: KernelExpFamily(lengthscale=1.0, rkhs_penalty=1e-3, base="gaussian", random_state=seed),
+    "dde": lambda seed: KernelExpFamily(base="gaussian", **GIVEN, random_state=seed),
+    "score matching, full": lambda seed: ScoreMatchingExpFamily(variant="full", **GIVEN, random_state=seed),
+    "score matching, nystrom": lambda seed: ScoreMatchingExpFamily(variant="nystrom", **GIVEN, random_state=seed),
 }

@@ -1,0 +1,381 @@
+"""The conditional kernel exponential family by score matching (KCEF)."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
+
+from kexpfam.baselines.derivatives import (
+    DerivativeSpan,
+    ValueSpan,
+    base_scores,
+    derivative_gram,
+    folds_of,
+    full_path,
+    full_weights,
+    losses,
+    steadiest,
+)
+from kexpfam.baselines.score_matching import SCORE_BASES
+from kexpfam.conditional import ConditionalDensity
+from kexpfam.diagnostics import ConditionalDiagnosis, conditional_divergence, judge_conditional
+from kexpfam.face import (
+    FEWEST_ROWS,
+    ConditionalFace,
+    UncertainNormaliserWarning,
+    check_targets,
+    in_double_precision,
+    key_from,
+    listening,
+    one_of,
+)
+from kexpfam.kernels import Gaussian, median_distance
+from kexpfam.measures import AbstractMeasure, best_mixture
+from kexpfam.measures import Gaussian as Normal
+from kexpfam.partition import LARGE_ERROR
+from kexpfam.potentials import FeatureSpace
+from kexpfam.progress import Listener, Report
+from kexpfam.references import TiltedCells
+from kexpfam.sample import Sample, Scaling
+from kexpfam.selection import fit_base
+from kexpfam.solvers.loop import Status
+from kexpfam.solvers.reference import distil
+from kexpfam.solvers.task import CONDITIONAL_FINENESS, Solution, Task, integration_nodes
+from kexpfam.transports import Identity, Sampler
+
+FOLDS = 10
+# Settings are ranked on this many rows at most.
+MOST_ROWS = 300
+# Rows times columns of the target: the system and the weights take 16 bytes for each pair.
+MOST_EQUATIONS = 4500
+PENALTIES = 10.0 ** np.arange(1.0, -6.1, -0.5)
+# Length scales as powers of two: of the condition in median distances, of the target in standard deviations. Shorter ones of
+# the target chase ties, longer ones make f a polynomial whose tails outgrow the base.
+CONDITION_POWERS, SEPARATE_POWERS, TARGET_POWERS = (-4.0, 4.0), (-5.0, 5.0), (-1.0, 2.0)
+STRIDES, MOST_ROUNDS, SEPARATE_ROUNDS = (1.0, 0.5), 4, 2
+# A step of the walk must gain this many standard errors of the difference; a length scale of its own, that many.
+WALK_ERRORS, SEPARATE_ERRORS = 0.5, 1.0
+LEAST_GAIN = 1e-4
+# In standard deviations of the target. Where nothing was learned f is 0, and far targets must be possible there.
+BASE_WIDTH = 1.5
+# The normaliser is integrated on the finer of two grids; the other is the check on it.
+PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
+
+
+class ConditionalScoreTrial(NamedTuple):
+    """One setting, its cross-validated score-matching loss (lower is better) and the standard error over rows."""
+
+    condition_lengthscale: tuple[float, ...]
+    lengthscale: float
+    rkhs_penalty: float
+    loss: float
+    standard_error: float
+
+
+class ConditionalScoreSettings(NamedTuple):
+    """What a fit needs."""
+
+    condition_lengthscale: np.ndarray
+    lengthscale: float
+    rkhs_penalty: float
+
+
+class ConditionalScoreSelection(eqx.Module):
+    """The settings, the trial that won them (none if the user fixed them all), and every trial on the way."""
+
+    settings: ConditionalScoreSettings
+    chosen: ConditionalScoreTrial | None
+    trials: list[ConditionalScoreTrial]
+
+
+class _Visit(NamedTuple):
+    trial: ConditionalScoreTrial
+    rows: np.ndarray
+
+    def beats(self, other: "_Visit", errors: float) -> bool:
+        gains = other.rows - self.rows
+        return bool(gains.mean() > LEAST_GAIN + errors * gains.std() / np.sqrt(len(gains)))
+
+
+@dataclass
+class _Walk:
+    """A walk over powers of two, one axis at a time, with the whole path of penalties at every place."""
+
+    sample: Sample
+    scores: np.ndarray
+    condition_lengthscale: np.ndarray | None
+    lengthscale: float | None
+    penalties: np.ndarray
+    seed: int
+    report: Listener | None
+    trials: list[ConditionalScoreTrial] = field(default_factory=list)
+    grams: dict[float, np.ndarray] = field(default_factory=dict)
+
+    def run(self) -> ConditionalScoreTrial:
+        """Return the best trial, with a length scale of its own for each input where that is worth it."""
+        condition, target = np.asarray(self.sample.condition), np.asarray(self.sample.target)
+        self.folds = folds_of(target, FOLDS, seed=self.seed)
+        self.unit = median_distance(condition)
+        places, power = np.zeros(condition.shape[1]), 0.0
+        best = self.visit(places, power)
+        for stride in STRIDES:
+            for _ in range(MOST_ROUNDS):
+                start = best
+                if self.lengthscale is None:
+                    power, best = self._along(power, stride, TARGET_POWERS, lambda p, q=places: (q, p), best, WALK_ERRORS)
+                if self.condition_lengthscale is None:
+                    common = lambda p, q=places, r=power: (q + p, r)
+                    shift, best = self._along(0.0, stride, self._room(places), common, best, WALK_ERRORS)
+                    places = places + shift
+                if best is start:
+                    break
+        if self.condition_lengthscale is None and len(places) > 1:
+            best = self._separated(places, power, best)
+        return best.trial
+
+    def _room(self, places: np.ndarray) -> tuple[float, float]:
+        return CONDITION_POWERS[0] - places.min(), CONDITION_POWERS[1] - places.max()
+
+    def _along(self, power, stride, limits, place, best: _Visit, errors: float) -> tuple[float, _Visit]:
+        """Walk up, then down, as long as it gains; return where that leads and what was found there."""
+        for direction in (stride, -stride):
+            while limits[0] <= power + direction <= limits[1]:
+                candidate = self.visit(*place(power + direction))
+                if not candidate.beats(best, errors):
+                    break
+                power, best = power + direction, candidate
+        return power, best
+
+    def _separated(self, places: np.ndarray, power: float, best: _Visit) -> _Visit:
+        for _ in range(SEPARATE_ROUNDS):
+            start = best
+            for j, axis in enumerate(np.eye(len(places))):
+                one = lambda p, q=places, e=axis, j=j: (q + (p - q[j]) * e, power)
+                there, best = self._along(places[j], STRIDES[0], SEPARATE_POWERS, one, best, SEPARATE_ERRORS)
+                places = places + (there - places[j]) * axis
+            if best is start:
+                break
+        return best
+
+    def visit(self, places: np.ndarray, power: float) -> _Visit:
+        """Return the held-out loss of each row at the steadiest penalty."""
+        given = self.condition_lengthscale
+        scales = self.unit * 2.0**places if given is None else np.broadcast_to(given, places.shape)
+        lengthscale = 2.0**power if self.lengthscale is None else self.lengthscale
+        if lengthscale not in self.grams:
+            self.grams[lengthscale] = np.asarray(
+                derivative_gram(Gaussian(jnp.asarray(lengthscale)), self.sample.target, self.sample.target)
+            )
+        gram = np.asarray(Gaussian(jnp.asarray(scales)).gram(self.sample.condition, self.sample.condition))
+        table = fold_losses(self.grams[lengthscale] * gram[:, None, :, None], self.scores, self.folds, self.penalties)
+        errors = table.std(0) / np.sqrt(len(table))
+        path = [
+            ConditionalScoreTrial(tuple(map(float, scales)), float(lengthscale), float(penalty), float(loss), float(error))
+            for penalty, loss, error in zip(self.penalties, table.mean(0), errors, strict=True)
+        ]
+        self.trials += path
+        if self.report is not None:
+            self.report(Report("selection", len(self.trials), 0, {"score": -min(trial.loss for trial in self.trials)}))
+        chosen = steadiest(table)
+        return _Visit(path[chosen], table[:, chosen])
+
+
+def fold_losses(blocks: np.ndarray, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray) -> np.ndarray:
+    """Return the loss of each row under the fit that did not see its fold, (rows, penalties)."""
+    n, operators = blocks.shape[:2]
+    table = np.empty((n, len(penalties)))
+    for fold in folds:
+        columns = blocks[:, :, ~fold]
+        weights = full_path(columns[~fold], scores[~fold], penalties)
+        applied = columns[fold].reshape(fold.sum() * operators, -1) @ weights.reshape(-1, len(penalties))
+        table[fold] = losses(applied.reshape(fold.sum(), operators, -1), scores[fold])
+    return table
+
+
+class ConditionalScoreMatching(ConditionalFace):
+    r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))` by score matching in y (Arbel and Gretton 2018).
+
+    f lies in the RKHS of the product of Gaussian kernels :math:`k(x, x') k(y, y')` and minimises
+
+    .. math:: J(f) = \frac1n \sum_{ij} \Big( \tfrac12 (\partial_{y_j} f)^2 + \partial_{y_j} f\, \partial_j \log p_0(y_i)
+        + \partial_{y_j}^2 f \Big)(x_i, y_i) + \tfrac{\eta}{2} |f|^2
+
+    exactly: a linear system of rows times columns of y. Several columns of y are matched jointly, where the paper takes one
+    factor per column. Everything left at ``None`` is chosen by the cross-validated loss, with equal targets in one fold.
+
+    Parameters
+    ----------
+    condition_lengthscale : float, array of shape (n_features,) or None
+        Length scales of x, in units of the standardised data; large ones say that an input matters little.
+    lengthscale : float or None
+        Length scale of y, in units of the standardised target.
+    rkhs_penalty : float or None
+        The weight of ``|f|^2 / 2``.
+    base : {"gaussian", "mixture"} or measure
+        The base measure p0 on targets; "gaussian" is 1.5 times as wide as the targets.
+    random_state : int, RandomState or None
+        Same seed, same result.
+    progress : bool or callable
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each setting that was tried.
+
+    Attributes
+    ----------
+    density_ : ConditionalDensity
+        The fitted density, independent of how it was fitted.
+    solution_ : Solution
+        f, and a sampler: the density's own cells on a grid, or a mixture network for y of more than two columns.
+    selection_ : ConditionalScoreSelection
+        The chosen settings and every setting tried.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching
+    >>> x = np.random.default_rng(0).uniform(-2, 2, size=(60, 1))
+    >>> y = np.sin(2 * x[:, 0]) + 0.2 * np.random.default_rng(1).normal(size=60)
+    >>> model = ConditionalScoreMatching(random_state=0).fit(x, y)
+    >>> model.quantile(x[:3], [0.05, 0.95]).shape
+    (3, 2)
+    """
+
+    _stored = ("density_", "_training", "_training_targets", "_flat_targets", "solution_", "selection_")
+
+    def __init__(
+        self,
+        *,
+        condition_lengthscale=None,
+        lengthscale=None,
+        rkhs_penalty=None,
+        base="gaussian",
+        random_state=None,
+        progress=False,
+    ):
+        self.condition_lengthscale = condition_lengthscale
+        self.lengthscale = lengthscale
+        self.rkhs_penalty = rkhs_penalty
+        self.base = base
+        self.random_state = random_state
+        self.progress = progress
+
+    @in_double_precision
+    def fit(self, X, y):
+        """Fit the density of y given X; y has shape (n,) or (n, p)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
+        self._remember_names()
+        y = np.asarray(y, dtype=np.float64)
+        self._flat_targets = y.ndim == 1
+        with listening(self.progress) as listener:
+            return self._fit(X, y.reshape(len(X), -1), listener)
+
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+        self._check_settings(X.shape[1], targets.size)
+        check_targets(X, targets, self)
+        seed_key, solve_key, nodes_key = jr.split(key_from(self.random_state), 3)
+        seed = int(jr.randint(seed_key, (), 0, 2**31 - 1))
+        condition_scaling, scaling = Scaling.standardising(X), Scaling.standardising(targets)
+        condition, target = np.asarray(condition_scaling.to_model(X)), np.asarray(scaling.to_model(targets))
+        sample = Sample(jnp.asarray(target), jnp.asarray(condition))
+        base = self._base(target, seed)
+        self.selection_ = self._select(sample, base, seed, listener)
+        task, weights = self._solved(sample, base, best_mixture(target, seed=seed))
+        tilt = task.tilt(weights)
+        fineness = CONDITIONAL_FINENESS.get(target.shape[1])
+        reference = (
+            distil(task, weights, key=solve_key) if fineness is None else TiltedCells.on_grid(tilt, target, fineness=fineness)
+        )
+        self.solution_ = Solution(tilt, Sampler(reference, Identity(), base), Status.CONVERGED, {}, {})
+        nodes, coarse = (
+            integration_nodes(task, task.proposal, PARTITION_NODES, fineness=fineness, key=nodes_key)
+            for fineness in (PARTITION_FINENESS, 1.0)
+        )
+        self.density_ = ConditionalDensity(
+            tilt=tilt,
+            sampler=self.solution_.sampler,
+            scaling=scaling,
+            condition_scaling=condition_scaling,
+            low=jnp.asarray(condition.min(0)),
+            high=jnp.asarray(condition.max(0)),
+            nodes=nodes,
+            coarse_nodes=coarse if np.all(nodes.widths > 0.0) else None,
+        )
+        self._training, self._training_targets = X, targets
+        error = float(self.density_.partition_errors(X).max())
+        if error > LARGE_ERROR:
+            message = f"log Z(x) is uncertain by up to {error:.2g}: log densities are too; diagnose() says what to do."
+            warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+        return self
+
+    @in_double_precision
+    def diagnose(self, X=None, y=None, random_state=0) -> ConditionalDiagnosis:
+        """Return what can be known about the quality of the fit; with held-out X and y, its calibration too.
+
+        f solves its own problem in closed form, so that its gap is 0.
+        """
+        check_is_fitted(self, "density_")
+        key, status = key_from(random_state), self.solution_.status
+        calibration = None if X is None else self._calibration(X, y, key=key)
+        fit = conditional_divergence(self.density_, self._training, key=key)
+        error = float(fit.errors.max())
+        verdict, advice = judge_conditional(status, 0.0, fit.kl, fit.share, error, calibration)
+        return ConditionalDiagnosis(status, 0.0, fit.kl, fit.share, error, calibration, verdict, advice)
+
+    def _check_settings(self, width: int, equations: int) -> None:
+        if not isinstance(self.base, AbstractMeasure):
+            one_of("base", self.base, SCORE_BASES)
+        for name in ("condition_lengthscale", "lengthscale", "rkhs_penalty"):
+            value = getattr(self, name)
+            shapes = ((), (width,)) if name == "condition_lengthscale" else ((),)
+            if value is None:
+                continue
+            numbers = np.asarray(value, float)
+            # An infinite length scale of an input switches it off.
+            finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
+            if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
+                raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+        if equations > MOST_EQUATIONS:
+            raise ValueError(
+                f"score matching solves a system of rows * columns of y = {equations:,} equations, and {MOST_EQUATIONS:,} is "
+                "the most it takes on: use fewer rows, or ConditionalKernelExpFamily."
+            )
+
+    def _base(self, targets: np.ndarray, seed: int) -> AbstractMeasure:
+        if isinstance(self.base, AbstractMeasure):
+            return self.base
+        return Normal.fitted(targets, width=BASE_WIDTH) if self.base == "gaussian" else fit_base(self.base, targets, seed=seed)
+
+    def _select(self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None) -> ConditionalScoreSelection:
+        width = sample.condition.shape[1]
+        given = None if self.condition_lengthscale is None else np.asarray(self.condition_lengthscale, float)
+        if given is not None and self.lengthscale is not None and self.rkhs_penalty is not None:
+            scales = np.broadcast_to(given, (width,)).copy()
+            settings = ConditionalScoreSettings(scales, float(self.lengthscale), float(self.rkhs_penalty))
+            return ConditionalScoreSelection(settings, None, [])
+        rows = sample.rows(np.sort(np.random.default_rng(seed).permutation(len(sample))[:MOST_ROWS]))
+        scores = np.asarray(base_scores(base, rows.target))
+        penalties = PENALTIES if self.rkhs_penalty is None else np.array([float(self.rkhs_penalty)])
+        lengthscale = None if self.lengthscale is None else float(self.lengthscale)
+        walk = _Walk(rows, scores, given, lengthscale, penalties, seed, listener)
+        # Products of small matrices: waking a second thread for each costs more than it saves.
+        with threadpool_limits(limits=1, user_api="blas"):
+            chosen = walk.run()
+        settings = ConditionalScoreSettings(np.asarray(chosen.condition_lengthscale), chosen.lengthscale, chosen.rkhs_penalty)
+        return ConditionalScoreSelection(settings, chosen, walk.trials)
+
+    def _solved(self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure) -> tuple[Task, np.ndarray]:
+        """Return the task in the solution's own space, and its weights there: each row's derivatives meet its own x."""
+        settings = self.selection_.settings
+        scales = (settings.lengthscale, settings.condition_lengthscale)
+        kernel, condition_kernel = (Gaussian(jnp.asarray(scale)) for scale in scales)
+        scores = np.asarray(base_scores(base, sample.target))
+        derivatives = full_weights(kernel, condition_kernel, sample, scores, settings.rkhs_penalty)
+        weights, rows = np.zeros((len(sample), *derivatives.shape)), np.arange(len(sample))
+        weights[rows, rows] = derivatives
+        space = FeatureSpace(ValueSpan(condition_kernel, sample.condition), DerivativeSpan(kernel, sample.target))
+        return Task(sample, base, space, settings.rkhs_penalty, proposal), weights.ravel()
