@@ -23,7 +23,8 @@ def run(spec: Spec, ledger: Ledger, *, jobs: int | None = None, report: Listener
 
     ``jobs=None`` leaves the number of processes, and where they run, to ``joblib.parallel_config``: a Dask cluster, say.
     """
-    todo, total = ledger.missing(spec), len(spec.cells)
+    # Seed by seed, so that a run that is broken off has something of every method.
+    todo, total = sorted(ledger.missing(spec), key=lambda cell: cell.get("seed", 0)), len(spec.cells)
     done, made_by = total - len(todo), provenance()
     if report is not None:
         report(Report(spec.name, done, total, {}))

@@ -64,9 +64,12 @@ def _truth() -> tuple[np.ndarray, np.ndarray]:
 
 def _task(x: np.ndarray) -> Task:
     base = Gaussian(jnp.zeros(1), jnp.eye(1))
-    centres = np.quantile(x, np.linspace(0.0, 1.0, min(len(x), MOST_CENTRES)), axis=0)
-    space = FeatureSpace(Constant(), KernelSpan.build(GaussianKernel(jnp.asarray(TRUE_LENGTHSCALE)), centres))
+    space = FeatureSpace(Constant(), KernelSpan.build(GaussianKernel(jnp.asarray(TRUE_LENGTHSCALE)), _centres(x)))
     return Task(Sample.unconditional(jnp.asarray(x)), base, space, PENALTY_TIMES_ROWS / len(x), base)
+
+
+def _centres(x: np.ndarray) -> np.ndarray:
+    return np.quantile(x, np.linspace(0.0, 1.0, min(len(x), MOST_CENTRES)), axis=0)
 
 
 def _solved(solver) -> Callable[[np.ndarray, jax.Array], Tilt]:
@@ -76,8 +79,7 @@ def _solved(solver) -> Callable[[np.ndarray, jax.Array], Tilt]:
 def _score_matched(x: np.ndarray, key) -> Tilt:
     """Return the score-matching solution in the same space, with its penalty falling like n^(-1/3), as its theory asks."""
     task, kernel = _task(x), GaussianKernel(jnp.asarray(TRUE_LENGTHSCALE))
-    centres = np.asarray(task.space.target.centres)
-    basis, scores = Basis.of_derivatives(kernel, centres), np.asarray(base_scores(task.base, jnp.asarray(x)))
+    basis, scores = Basis.of_derivatives(kernel, _centres(x)), np.asarray(base_scores(task.base, jnp.asarray(x)))
     weights = basis.weights(basis.quadratic(x, scores).path(np.array([SCORE_PENALTY * len(x) ** (-1.0 / 3.0)]))[:, 0])
     return Tilt(FeatureSpace(Constant(), basis.span), jnp.asarray(weights), task.base)
 
