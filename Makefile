@@ -1,4 +1,4 @@
-.PHONY: demo test check clean
+.PHONY: demo test check reproduce-quick clean
 
 BIN := .venv/bin
 
@@ -19,6 +19,12 @@ check: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Every table and figure on small sizes; a cell that fails there is a defect.
+reproduce-quick: .venv/.installed
+	$(BIN)/kexpfam reproduce all --quick --fresh --quiet | tee reproductions-quick.log
+	grep -q "written\.$$" reproductions-quick.log
+	rm reproductions-quick.log
+
 # The stamp is touched last, so that an installation that broke off is done again.
 .venv/.installed: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -26,5 +32,5 @@ check: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv demo build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv demo reproductions-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,12 +3,16 @@
 import numpy as np
 
 from kexpfam import storage
-from kexpfam.baselines.conditional_mixtures import ConditionalKernelDensity, LeastSquaresConditional, NeighbourDensity
-from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching
-from kexpfam.baselines.flow import SplineFlow
-from kexpfam.baselines.gaussian_mixture import GaussianMixtureDensity
-from kexpfam.baselines.kernel_density import KernelDensity
-from kexpfam.baselines.score_matching import ScoreMatchingExpFamily
+from kexpfam.baselines import (
+    ConditionalKernelDensity,
+    ConditionalScoreMatching,
+    GaussianMixtureDensity,
+    KernelDensity,
+    LeastSquaresConditional,
+    NeighbourDensity,
+    ScoreMatchingExpFamily,
+    SplineFlow,
+)
 from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.face import FittedModel, in_double_precision
 
