@@ -17,10 +17,11 @@ from kexpfam.potentials import Tilt
 from kexpfam.solvers import convex
 from kexpfam.solvers.convex import Likelihood
 from kexpfam.solvers.loop import Status
-from kexpfam.solvers.task import SHORTFALL_NODES, Task, integration_nodes, likelihood, shortfall
+from kexpfam.solvers.task import Task, integration_nodes, likelihood, shortfall
 from kexpfam.transports import Sampler, WeightedDraws
 
 DRAWS = 4000
+NODES = 16384
 REFINING_STEPS = 5
 # The certificate divides squares of noise by the penalty, so it takes many draws; a thousand show how large they are.
 CERTIFYING_DRAWS, TRACE_DRAWS = 32768, 1000
@@ -138,7 +139,7 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of a fitted pair of density and sampler."""
     gap_key, kl_key, mmd_key, refine_key = jr.split(key, 4)
-    f_gap = shortfall(task, tilt, sampler.reference, key=gap_key).value
+    f_gap = shortfall(task, tilt, sampler.reference, NODES, key=gap_key).value
     kl, share = sampler_divergence(tilt, sampler, log_partition, key=kl_key)
     refined = refine(tilt, sampler, DRAWS, REFINING_STEPS, key=refine_key)
     plain = sampler.weighted_draws(np.zeros((DRAWS, 0)), key=mmd_key).points
@@ -320,7 +321,7 @@ def diagnose_conditional(
     """Return the diagnosis of a fitted conditional density; ``training`` are its conditions in the data's units."""
     gap_key, kl_key = jr.split(key)
     finer = likelihood(
-        task.within(density.tilt.space), integration_nodes(task, task.proposal, SHORTFALL_NODES, fineness=1.4, key=gap_key)
+        task.within(density.tilt.space), integration_nodes(task, task.proposal, NODES, fineness=1.4, key=gap_key)
     )
     optimum = convex.maximise(finer, task.rkhs_penalty, np.asarray(density.tilt.weights), most=0)
     f_gap = max(0.5 * optimum.decrement, 0.0)

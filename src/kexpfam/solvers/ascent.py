@@ -28,7 +28,7 @@ FIRST_DRAWS = 8192
 # Steps between reports and checkpoints; multiples of it need one compiled program.
 CHUNK = 8
 # A run whose f is this close (nats) to its optimum has converged, if there are draws enough to judge it so closely.
-OPTIMAL_SHORTFALL, MOST_NOISE = 0.01, 0.1
+OPTIMAL_SHORTFALL, MOST_NOISE, JUDGING_DRAWS = 0.01, 0.1, 16384
 
 
 class Problem(eqx.Module):
@@ -152,7 +152,7 @@ def climb(task: Task, ascent, steps: int, *, name: str, key: Key[Array, ""], rep
     outcome = run(problem, ascent, state, steps=steps, key=run_key, chunk=CHUNK, report=report, checkpoint=checkpoint)
     tilt = task.tilt(ascent.answer(outcome.state).f_weights)
     sampler = Sampler(distil(task, tilt.weights, key=distil_key), Identity(), task.base)
-    gap = shortfall(task, tilt, sampler.reference, key=judge_key)
+    gap = shortfall(task, tilt, sampler.reference, JUDGING_DRAWS, key=judge_key)
     optimal = gap.value < OPTIMAL_SHORTFALL and gap.noise < MOST_NOISE
     status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and optimal else outcome.status
     return Solution(tilt, sampler, status, outcome.trace, {"shortfall": gap.value, "shortfall_noise": gap.noise})

@@ -23,9 +23,6 @@ CONDITIONAL_FINENESS = {1: 1.0, 2: 0.6}
 # Half of this bounds how far (nats) the polished f is from the optimum on its nodes.
 OPTIMAL_DECREMENT = 1e-6
 
-# Fresh draws that judge a fit.
-SHORTFALL_NODES = 16384
-
 
 class Task(eqx.Module):
     """The sample, the base measure, the space of f and the penalty ``eta / 2 |f|^2``.
@@ -138,16 +135,16 @@ class Shortfall(NamedTuple):
     noise: float
 
 
-def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""]) -> Shortfall:
-    """Return half the squared Newton decrement on fresh draws.
+def shortfall(task: Task, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]) -> Shortfall:
+    """Return half the squared Newton decrement on ``count`` fresh draws from base and proposal.
 
     The part that fresh draws put there by chance, about rank / (2 effective draws), is taken off: where it is large there
     are too few draws near the density to judge it, and the value says nothing.
     """
-    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, proposal, SHORTFALL_NODES, key=key))
+    problem = likelihood(task.within(tilt.space), importance_nodes(task.base, proposal, count, key=key))
     optimum = convex.maximise(problem, task.rkhs_penalty, np.asarray(tilt.weights), most=0)
     exponents = problem.exponents(np.asarray(tilt.weights))[0]
-    noise = 0.5 * tilt.space.size / (effective_share(exponents) * SHORTFALL_NODES)
+    noise = 0.5 * tilt.space.size / (effective_share(exponents) * count)
     return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
 
 
