@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import storage
 from kexpfam.conditional import ConditionalDensity
@@ -14,7 +14,6 @@ from kexpfam.conditional_selection import PENALTIES, ConditionalSearch, Scaled, 
 from kexpfam.density import Completion, Density
 from kexpfam.diagnostics import ConditionalDiagnosis, Diagnosis, diagnose, diagnose_conditional
 from kexpfam.face import (
-    FEWEST_ROWS,
     ConditionalFace,
     DensityFace,
     FittedModel,
@@ -23,7 +22,6 @@ from kexpfam.face import (
     check_targets,
     in_double_precision,
     key_from,
-    listening,
     one_of,
 )
 from kexpfam.kernels import KERNELS
@@ -165,14 +163,6 @@ class KernelExpFamily(DensityFace):
         self.random_state = random_state
         self.progress = progress
         self.checkpoint = checkpoint
-
-    @in_double_precision
-    def fit(self, X, y=None):
-        """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        with listening(self.progress) as listener:
-            return self._fit(X, listener)
 
     def _fit(self, X: np.ndarray, listener: Listener | None):
         solver = self._checked_solver(X.shape[1])
@@ -327,16 +317,6 @@ class ConditionalKernelExpFamily(ConditionalFace):
         self.random_state = random_state
         self.progress = progress
         self.checkpoint = checkpoint
-
-    @in_double_precision
-    def fit(self, X, y):
-        """Fit the density of y given X; y has shape (n,) or (n, p)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        y = np.asarray(y, dtype=np.float64)
-        self._flat_targets = y.ndim == 1
-        with listening(self.progress) as listener:
-            return self._fit(X, y.reshape(len(X), -1), listener)
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
         solver = self._checked_solver(X.shape[1])

@@ -54,6 +54,11 @@ class FittedModel(BaseEstimator):
 
     _stored: tuple[str, ...]
 
+    def _listening(self):
+        """Return a context manager around the listener that the estimator's ``progress`` asks for, if it has that setting."""
+        progress = self.get_params(deep=False).get("progress", False)
+        return listening(progress)
+
     def _remember_names(self) -> None:
         if hasattr(self, "feature_names_in_"):
             self.column_names_ = [str(name) for name in self.feature_names_in_]
@@ -76,6 +81,18 @@ class DensityFace(DensityMixin, FittedModel):
     """The face of a density ``p(x)``: ``density_`` has ``log_density``, ``sample``, ``refined_sample`` and ``scaling``."""
 
     _training: np.ndarray
+
+    def _fit(self, X: np.ndarray, listener: Listener | None):
+        """Fit to rows that were checked; each estimator has its own way."""
+        raise NotImplementedError
+
+    @in_double_precision
+    def fit(self, X, y=None):
+        """Fit the density to the rows of X; y is ignored."""
+        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        self._remember_names()
+        with self._listening() as listener:
+            return self._fit(X, listener)
 
     @in_double_precision
     def score_samples(self, X):
@@ -119,6 +136,20 @@ class ConditionalFace(FittedModel):
     _training: np.ndarray
     _training_targets: np.ndarray
     _flat_targets: bool
+
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+        """Fit to rows that were checked; each estimator has its own way."""
+        raise NotImplementedError
+
+    @in_double_precision
+    def fit(self, X, y):
+        """Fit the density of y given X; y has shape (n,) or (n, p)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
+        self._remember_names()
+        y = np.asarray(y, dtype=np.float64)
+        self._flat_targets = y.ndim == 1
+        with self._listening() as listener:
+            return self._fit(X, y.reshape(len(X), -1), listener)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -25,14 +25,14 @@ from kexpfam.potentials import FeatureSpace
 from kexpfam.sample import Sample
 from kexpfam.solvers import reference
 from kexpfam.solvers.annealed import Annealing
-from kexpfam.solvers.ascent import AbstractDrawing, Ascent, Drawn, Problem
+from kexpfam.solvers.ascent import AbstractDrawing, Drawn, NaturalAscent, Problem
 from kexpfam.solvers.contrastive import Chains
 from kexpfam.solvers.loop import Status
 from kexpfam.solvers.task import Task
 from kexpfam.storage import load_tree, save_tree
 
 PENALTY = 1e-3
-FEW = Averaged(Ascent(Chains(count=64, transitions=2)))
+FEW = Averaged(NaturalAscent(Chains(count=64, transitions=2)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +80,7 @@ class Fixed(AbstractDrawing):
 def test_a_step_is_a_newton_step_on_the_moments_of_the_draws_cut_to_the_trust_radius(task, trust):
     rng = np.random.default_rng(1)
     points, masses = rng.normal(size=(300, 1)), rng.dirichlet(np.ones(300))
-    ascent, problem = Ascent(Fixed(jnp.asarray(points), jnp.asarray(masses)), trust=trust), Problem.of(task)
+    ascent, problem = NaturalAscent(Fixed(jnp.asarray(points), jnp.asarray(masses)), trust=trust), Problem.of(task)
     start = rng.normal(size=task.space.size)
     state = ascent.init(problem, jnp.asarray(start), key=jr.key(0))
     moved, health = ascent.step(problem, eqx.tree_at(lambda s: s.step, state, jnp.array(7)), key=jr.key(1))
@@ -99,7 +99,7 @@ def test_a_step_is_a_newton_step_on_the_moments_of_the_draws_cut_to_the_trust_ra
 CLASSICAL = {
     "persistent": ContrastiveDivergence(steps=64),
     "short": ContrastiveDivergence(persistent=False, steps=64),
-    "annealed": AnnealedLikelihood(steps=16, ascent=Averaged(Ascent(Annealing(particles=512), delay=5.0, memory=8.0))),
+    "annealed": AnnealedLikelihood(steps=16, ascent=Averaged(NaturalAscent(Annealing(particles=512), delay=5.0, memory=8.0))),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.baselines.kernel_density import (
     FOLDS,
@@ -27,8 +27,9 @@ from kexpfam.baselines.mixture_density import (
     inputs,
     safe_log,
 )
-from kexpfam.face import FEWEST_ROWS, ConditionalFace, check_targets, in_double_precision, key_from, whole
+from kexpfam.face import ConditionalFace, check_targets, in_double_precision, key_from, whole
 from kexpfam.measures import TAIL_WIDTH
+from kexpfam.progress import Listener
 from kexpfam.sample import Scaling, constant_columns
 
 # The candidates of the authors' own program for LSCDE.
@@ -48,16 +49,7 @@ class MixtureFace(ConditionalFace):
         """Return the search, the weights and the centres, from standardised rows; raise for senseless settings."""
         raise NotImplementedError
 
-    @in_double_precision
-    def fit(self, X, y):
-        """Fit the density of y given X; y has shape (n,) or (n, p)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        y = np.asarray(y, dtype=np.float64)
-        self._flat_targets = y.ndim == 1
-        return self._fit(X, y.reshape(len(X), -1))
-
-    def _fit(self, X: np.ndarray, targets: np.ndarray):
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
         if not 0.0 <= self.background < 1.0:
             raise ValueError(f"background must be a share, at least 0 and below 1; got {self.background!r}.")
         check_targets(X, targets, self)

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from kexpfam.baselines.derivatives import (
@@ -26,13 +26,11 @@ from kexpfam.baselines.score_matching import SCORE_BASES
 from kexpfam.conditional import ConditionalDensity
 from kexpfam.diagnostics import ConditionalDiagnosis, conditional_divergence, judge_conditional
 from kexpfam.face import (
-    FEWEST_ROWS,
     ConditionalFace,
     UncertainNormaliserWarning,
     check_targets,
     in_double_precision,
     key_from,
-    listening,
     one_of,
 )
 from kexpfam.kernels import Gaussian, median_distance
@@ -263,16 +261,6 @@ class ConditionalScoreMatching(ConditionalFace):
         self.base = base
         self.random_state = random_state
         self.progress = progress
-
-    @in_double_precision
-    def fit(self, X, y):
-        """Fit the density of y given X; y has shape (n,) or (n, p)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        y = np.asarray(y, dtype=np.float64)
-        self._flat_targets = y.ndim == 1
-        with listening(self.progress) as listener:
-            return self._fit(X, y.reshape(len(X), -1), listener)
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
         self._check_settings(X.shape[1], targets.size)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.face import FEWEST_ROWS, DensityFace, check_columns, in_double_precision, key_from, whole
+from kexpfam.face import DensityFace, check_columns, key_from, whole
+from kexpfam.progress import Listener
 from kexpfam.sample import Scaling
 
 # Splines bend the line within this many standard deviations and leave it as it is beyond.
@@ -134,14 +135,7 @@ class SplineFlow(DensityFace):
         self.patience = patience
         self.random_state = random_state
 
-    @in_double_precision
-    def fit(self, X, y=None):
-        """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        return self._fit(X)
-
-    def _fit(self, X: np.ndarray):
+    def _fit(self, X: np.ndarray, listener: Listener | None):
         for name in ("n_layers", "n_knots", "width", "max_epochs", "patience"):
             whole(name, getattr(self, name), 1)
         if not 0.0 < self.learning_rate < np.inf:

@@ -6,10 +6,11 @@ import equinox as eqx
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.face import FEWEST_ROWS, DensityFace, check_columns, in_double_precision, key_from
+from kexpfam.face import FEWEST_ROWS, DensityFace, check_columns, key_from
 from kexpfam.measures import Mixture, best_mixture
+from kexpfam.progress import Listener
 from kexpfam.sample import Scaling
 
 
@@ -76,14 +77,7 @@ class GaussianMixtureDensity(DensityFace):
     def __init__(self, *, random_state=None):
         self.random_state = random_state
 
-    @in_double_precision
-    def fit(self, X, y=None):
-        """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        return self._fit(X)
-
-    def _fit(self, X: np.ndarray):
+    def _fit(self, X: np.ndarray, listener: Listener | None):
         check_columns(X, self)
         scaling = Scaling.plain(X)
         points = np.asarray(scaling.to_model(X))

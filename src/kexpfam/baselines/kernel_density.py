@@ -10,10 +10,11 @@ import sklearn.neighbors
 from jaxtyping import Array, Key
 from scipy.spatial.distance import cdist
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.diagnostics import Calibration
-from kexpfam.face import FEWEST_ROWS, DensityFace, check_columns, in_double_precision
+from kexpfam.face import DensityFace, check_columns
+from kexpfam.progress import Listener
 from kexpfam.sample import Scaling
 
 FOLDS = 5
@@ -137,14 +138,7 @@ class KernelDensity(DensityFace):
         self.bandwidth = bandwidth
         self.random_state = random_state
 
-    @in_double_precision
-    def fit(self, X, y=None):
-        """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        return self._fit(X)
-
-    def _fit(self, X: np.ndarray):
+    def _fit(self, X: np.ndarray, listener: Listener | None):
         bandwidths = grid_of("bandwidth", self.bandwidth, BANDWIDTHS)
         check_columns(X, self)
         rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))

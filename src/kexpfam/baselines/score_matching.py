@@ -9,7 +9,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from kexpfam.baselines.derivatives import (
@@ -25,13 +25,11 @@ from kexpfam.baselines.derivatives import (
 from kexpfam.density import RESAMPLING_SHARE, Density, walked
 from kexpfam.diagnostics import Verdict, judge, sampler_divergence
 from kexpfam.face import (
-    FEWEST_ROWS,
     DensityFace,
     UncertainNormaliserWarning,
     check_columns,
     in_double_precision,
     key_from,
-    listening,
     one_of,
     whole,
 )
@@ -176,14 +174,6 @@ class ScoreMatchingExpFamily(DensityFace):
         self.normaliser = normaliser
         self.random_state = random_state
         self.progress = progress
-
-    @in_double_precision
-    def fit(self, X, y=None):
-        """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        self._remember_names()
-        with listening(self.progress) as listener:
-            return self._fit(X, listener)
 
     def _fit(self, X: np.ndarray, listener: Listener | None):
         self._check_settings(*X.shape)

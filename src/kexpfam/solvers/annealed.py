@@ -7,7 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Key
 
 from kexpfam.chains import tempered
-from kexpfam.solvers.ascent import AbstractDrawing, Ascent, Drawn, climb
+from kexpfam.solvers.ascent import AbstractDrawing, Drawn, NaturalAscent, climb
 from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.task import Solution, Task
 
@@ -40,7 +40,7 @@ class AnnealedLikelihood(eqx.Module):
     """
 
     steps: int = 32
-    ascent: Ascent | Averaged | RandomIterate | None = None
+    ascent: NaturalAscent | Averaged | RandomIterate | None = None
 
     def __check_init__(self):
         if self.steps < 0:
@@ -48,5 +48,5 @@ class AnnealedLikelihood(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, a mixture distilled from its density, and the trace of the steps."""
-        ascent = self.ascent or Averaged(Ascent(Annealing(), delay=5.0, memory=8.0))
+        ascent = self.ascent or Averaged(NaturalAscent(Annealing(), delay=5.0, memory=8.0))
         return climb(task, ascent, self.steps, name="annealed", key=key, report=report, checkpoint=checkpoint)

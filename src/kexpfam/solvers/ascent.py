@@ -98,7 +98,7 @@ class AbstractDrawing(eqx.Module):
         """Return draws of the tilted density."""
 
 
-class Ascent(eqx.Module):
+class NaturalAscent(eqx.Module):
     r"""Stochastic natural gradients: :math:`w \leftarrow w + \gamma_t (\widehat{Cov}_{p_f}[\phi] + \eta I)^{-1} \hat g`.
 
     ``trust`` is the longest step, in the metric of the curvature (nats of KL are half its square). The gains fall as

@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Key
 
 from kexpfam.chains import FIRST_STEP_SIZE, TARGET_ACCEPTANCE, hmc_start, hmc_step, jump
-from kexpfam.solvers.ascent import AbstractDrawing, Ascent, Drawn, climb
+from kexpfam.solvers.ascent import AbstractDrawing, Drawn, NaturalAscent, climb
 from kexpfam.solvers.iterates import Averaged, RandomIterate
 from kexpfam.solvers.task import Solution, Task
 
@@ -80,7 +80,7 @@ class ContrastiveDivergence(eqx.Module):
 
     persistent: bool = True
     steps: int = 128
-    ascent: Ascent | Averaged | RandomIterate | None = None
+    ascent: NaturalAscent | Averaged | RandomIterate | None = None
 
     def __check_init__(self):
         if self.steps < 0:
@@ -88,5 +88,5 @@ class ContrastiveDivergence(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, a mixture distilled from its density, and the trace of the steps."""
-        ascent = self.ascent or Averaged(Ascent(Chains(persistent=self.persistent)))
+        ascent = self.ascent or Averaged(NaturalAscent(Chains(persistent=self.persistent)))
         return climb(task, ascent, self.steps, name="contrastive", key=key, report=report, checkpoint=checkpoint)
