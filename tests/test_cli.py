@@ -18,7 +18,7 @@ ROWS = 40
 def quick_fits():
     with (
         with_constants(reference, COMPONENTS=6, DRAWS=1000, CANDIDATES=3000),
-        with_constants(diagnostics, DRAWS=500, NODES=2048),
+        with_constants(diagnostics, DRAWS=500, NODES=2048, CERTIFYING_DRAWS=2048, TRACE_DRAWS=200),
     ):
         yield
 

@@ -60,7 +60,7 @@ def quick_distillation():
     """Shrink the network that serves as sampler: the tests are about the face."""
     with (
         with_constants(reference, NETWORK={"components": 6, "width": 16, "depth": 1}, NETWORK_STEPS=400, CONDITIONS=512),
-        with_constants(diagnostics, DRAWS=500, NODES=2048),
+        with_constants(diagnostics, DRAWS=500, NODES=2048, CERTIFYING_DRAWS=2048, TRACE_DRAWS=200),
     ):
         yield
 

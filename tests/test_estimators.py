@@ -65,7 +65,7 @@ def quick_distillation():
     """Shrink the mixture that serves as sampler: the tests are about the face."""
     with (
         with_constants(reference, COMPONENTS=6, DRAWS=1000, CANDIDATES=3000),
-        with_constants(diagnostics, DRAWS=500, NODES=2048),
+        with_constants(diagnostics, DRAWS=500, NODES=2048, CERTIFYING_DRAWS=2048, TRACE_DRAWS=200),
     ):
         yield
 

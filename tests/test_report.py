@@ -139,7 +139,7 @@ def two_targets():
 
 @pytest.fixture(scope="module")
 def diagnosis(conditional):
-    with with_constants(diagnostics, DRAWS=200, NODES=1024):
+    with with_constants(diagnostics, DRAWS=200, NODES=1024, CERTIFYING_DRAWS=1024, TRACE_DRAWS=200):
         return conditional.diagnose(*rows_of(1))
 
 
