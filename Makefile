@@ -1,4 +1,4 @@
-.PHONY: demo test check reproduce-quick clean
+.PHONY: demo test test-slow check reproduce-quick clean
 
 BIN := .venv/bin
 
@@ -11,7 +11,10 @@ demo: .venv/.installed
 
 # One file per worker at a time: tests of one file share compiled programs.
 test: .venv/.installed
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
+
+test-slow: .venv/.installed
+	$(BIN)/pytest -q -n 2 --dist loadfile -m slow
 
 check: .venv/.installed
 	$(BIN)/ruff check .

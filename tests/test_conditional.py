@@ -419,6 +419,7 @@ def test_quantiles_of_two_targets_are_refused(plane, plane_data, ask):
         ask(plane, *plane_data)
 
 
+@pytest.mark.slow
 def test_three_targets_need_the_saddle(data):
     x, y = data
     rng = np.random.default_rng(0)
@@ -666,6 +667,7 @@ EXPECTED = {
 
 
 # The checks fit labels and constant inputs, too.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.face.TiesWarning", "ignore:constant input column")
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):

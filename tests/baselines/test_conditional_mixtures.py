@@ -209,6 +209,7 @@ def test_centres_that_no_row_is_near_have_equal_weights():
     np.testing.assert_array_equal(ratio_weights(np.eye(2), np.zeros(2), np.array([0.1, 1.0])), np.ones((2, 2)))
 
 
+@pytest.mark.slow
 def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
     x, y = ((part - part.mean(0)) / part.std(0) for part in (data[0], data[1][:, None]))
     found = LeastSquaresConditional(width=0.4, background=0.01)._chosen(x, y, np.random.default_rng(1))[0]
@@ -350,6 +351,7 @@ EXPECTED = {
 
 
 # The checks fit labels and constant inputs, too.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.face.TiesWarning", "ignore:constant input column")
 @parametrize_with_checks([kind(random_state=0) for kind in KINDS.values()], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):

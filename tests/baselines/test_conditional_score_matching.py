@@ -186,6 +186,7 @@ def test_targets_of_two_columns_have_draws_of_two_columns(data):
     assert volume * np.exp(model.given(PLACES[0]).score_samples(points)).sum() == pytest.approx(1.0, abs=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.face.TiesWarning", "ignore:constant input column")
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):

@@ -75,6 +75,7 @@ def test_far_points_have_a_low_finite_log_density(model):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [1, 3])
 def test_any_number_of_columns_will_do(moons, dims):
     data = np.random.default_rng(0).normal(size=(40, dims))

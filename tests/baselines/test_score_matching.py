@@ -255,6 +255,7 @@ def test_the_score_of_a_normal_is_found_where_there_are_data():
 # The estimator
 
 
+@pytest.mark.slow
 @parametrize_with_checks([CHECKED])
 def test_scikit_learns_contract(estimator, check):
     check(estimator)

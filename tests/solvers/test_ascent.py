@@ -145,6 +145,7 @@ def test_a_condition_is_referred_to_the_other_solvers(solver, task):
         solver.solve(conditional, key=jr.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [ContrastiveDivergence(steps=2, ascent=FEW), MomentMatching()])
 def test_a_model_can_be_stored(solver, tmp_path):
     data = np.random.default_rng(0).normal(size=(40, 1))

@@ -60,6 +60,7 @@ def test_the_density_is_the_exact_one(exact, warm, moons):
     assert warm.score(moons) == pytest.approx(exact.score(moons), abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_polished_cold_start_has_the_same_density(exact, cold, moons):
     assert abs(divergence(exact, cold, moons)) < 0.05
 
@@ -99,6 +100,7 @@ def test_the_sampler_that_is_kept_is_the_better_one(warm):
     assert facts["transport_kept"] == float(facts["transport_gain"] >= 0.0)
 
 
+@pytest.mark.slow
 def test_the_raw_saddle_point_from_the_cold_moves_towards_the_data(moons):
     solver = DDE(saddle=SMALL, steps=50, start="cold", polish=False)
     model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)

@@ -86,6 +86,7 @@ def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
     np.testing.assert_array_equal(again.sample(5, random_state=0), mixture.sample(5, random_state=0))
 
 
+@pytest.mark.slow
 def test_the_joint_divergence_of_dynamics_bounds_that_of_positions(moons):
     solver = SinglyDual(family="dynamics", steps=20, batch_size=128, nodes=2048)
     with with_constants(singly_dual, JUDGED_DRAWS=500), with_constants(duals, MOMENTA=16):
