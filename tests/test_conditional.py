@@ -116,6 +116,7 @@ def line(model, count=4000):
 FITTED = ["model", "powered", "boxed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fitted", [*FITTED, "saddle"])
 def test_the_density_integrates_to_one_in_data_units(fitted, request):
     model = request.getfixturevalue(fitted)
@@ -125,6 +126,7 @@ def test_the_density_integrates_to_one_in_data_units(fitted, request):
         assert density_at(model, x, t) @ widths == pytest.approx(1.0, abs=5e-3 if fitted == "boxed" else 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_the_density_integrates_to_one_over_every_base(data, base):
     model = exact(base=base).fit(*data)
@@ -290,6 +292,7 @@ def test_a_box_has_no_density_outside(boxed, data):
     assert np.all((draws >= low) & (draws <= high))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("fitted", "refine"), [("model", 0), ("powered", 0), ("model", 2), ("saddle", 2), ("saddle", 0)])
 def test_draws_have_the_mean_and_the_quantiles_of_the_density(fitted, refine, seed, request):
@@ -305,6 +308,7 @@ def test_draws_have_the_mean_and_the_quantiles_of_the_density(fitted, refine, se
         assert np.all(np.abs(below - level) < 4 * np.sqrt(level * (1.0 - level) / DRAWS) + 0.05 * slack)
 
 
+@pytest.mark.slow
 def test_draws_under_one_condition_follow_the_same_density(model):
     draws = model.given(PLACES[0]).sample(DRAWS, random_state=0)
     assert draws.shape == (DRAWS,)
@@ -320,6 +324,7 @@ def test_draws_follow_the_seed(model):
     assert not np.array_equal(model.sample(PLACES, DRAWS, random_state=state), model.sample(PLACES, DRAWS, random_state=state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_linear_gaussian_data_are_described_nearly_as_well_as_by_the_truth(seed):
     rng = np.random.default_rng(seed)
@@ -387,6 +392,7 @@ def test_a_base_may_be_a_measure(model, data):
     np.testing.assert_allclose(same.score_samples(x, y), model.score_samples(x, y), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_two_targets_have_a_joint_density(plane, plane_data):
     x, y = plane_data
     assert plane.score_samples(x, y).shape == (ROWS,)

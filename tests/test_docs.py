@@ -14,6 +14,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = ("tutorial", "conditional", "algorithms", "maximum-entropy", "dual-distributions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [f"docs/{name}.md" for name in PAGES])
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -93,6 +93,7 @@ def bounds(data, spread=6.0):
     return data.mean(0) - spread * data.std(0), data.mean(0) + spread * data.std(0)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([CHECKED])
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
@@ -113,12 +114,14 @@ def test_the_density_integrates_to_one_over_every_base(moons, base):
     assert abs(np.log(mass)) < (2e-2 if base == "box" else 5 * model.density_.log_partition.standard_error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", sorted(KERNELS))
 def test_every_kernel_fits_better_than_the_base(moons, kernel):
     base = scipy.stats.multivariate_normal(moons.mean(0), np.cov(moons.T)).logpdf(moons).mean()
     assert exact(kernel=kernel).fit(moons).score(moons) > base + 0.1
 
 
+@pytest.mark.slow
 def test_every_space_gives_nearly_the_density_of_the_full_one(moons):
     full = exact(space="full", lengthscale=[0.9, 1.1]).fit(moons)
     for space, n_centres in {"nystrom": 40, "random_features": 300}.items():

@@ -520,6 +520,7 @@ class TestRefusals:
         assert "has other fields" in refusal(file)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_restores_what_this_one_saved(file):
     save_tree(file, "test", example_sampler(), {})
     program = "import sys; from kexpfam.storage import load_tree; print(type(load_tree(sys.argv[1])[1].transport).__name__)"

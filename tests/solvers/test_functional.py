@@ -203,6 +203,7 @@ def warm(moons):
     return KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
 
 
+@pytest.mark.slow
 def test_the_density_is_near_the_exact_one(warm, exact):
     held_out = two_moons().sample(2000, random_state=1)
     assert warm.score(held_out) == pytest.approx(exact.score(held_out), abs=0.05)

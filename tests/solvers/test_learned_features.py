@@ -52,6 +52,7 @@ def deep(moons):
     return KernelExpFamily(solver=DeepNetwork(width=24, steps=400, learning=learning, **QUICK), **SETTINGS).fit(moons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapted", "deep"])
 def test_the_density_is_near_the_exact_one_or_better(name, exact, held_out, request):
     model = request.getfixturevalue(name)

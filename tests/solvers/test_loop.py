@@ -191,6 +191,7 @@ def test_another_size_does_recompile(problem):
     assert len(TRACES) >= 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_is_a_usable_density(monkeypatch):
     for name, value in {"COMPONENTS": 8, "DRAWS": 1000, "CANDIDATES": 4000}.items():
         monkeypatch.setattr(reference, name, value)

@@ -59,6 +59,7 @@ def test_a_normal_cannot_hold_two_moons_and_the_facts_say_so(gaussian, exact, mo
     assert gaussian.score(moons) < exact.score(moons) - 1.0
 
 
+@pytest.mark.slow
 def test_the_reported_divergence_is_that_of_the_diagnosis(mixture):
     kl = mixture.diagnose().sampler_kl
     assert abs(mixture.solution_.facts["sampler_kl"] - kl.value) < 5 * np.sqrt(2.0) * kl.standard_error + 1e-3
