@@ -34,7 +34,14 @@ NOTES = {
 
 def load_all(folder: Path) -> dict[str, list[Record]]:
     """Return the records of every experiment."""
-    return {name: Ledger(folder, name).records() for name in EXPERIMENTS}
+    return {name: _in_order(name, Ledger(folder, name).records()) for name in EXPERIMENTS}
+
+
+def _in_order(name: str, records: list[Record]) -> list[Record]:
+    """Return the records method by method in the order of the spec; they were kept as they came in."""
+    methods = dict.fromkeys(cell.get("method") for cell in load_spec(name).cells)
+    place = {method: index for index, method in enumerate(methods)}
+    return sorted(records, key=lambda record: place.get(record["cell"].get("method"), len(place)))
 
 
 def rendered(records: dict[str, list[Record]]) -> str:
