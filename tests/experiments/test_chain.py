@@ -104,6 +104,11 @@ def test_table_two_shows_the_paper_beside_ours_and_marks_ties():
     assert row[5] == "0.55 ± 0.07" and row[6] == "+0.00" and row[8] == "– (1 failed)" and row[9] == "1.21 ± 0.04"
 
 
+def test_a_row_that_does_not_fit_its_header_is_refused():
+    with pytest.raises(ValueError, match="2 columns"):
+        tables.markdown(("a", "b"), [["1", "2"], ["1"]])
+
+
 def test_the_slope_of_a_power_law_is_its_exponent():
     records = [
         record(values={"kl": 5.0 / n * (1.0 + 0.01 * seed)}, measure="rate", method="exact", rows=n, seed=seed)

@@ -198,7 +198,9 @@ def rate_of(method: str, expected: float) -> Callable[[Records], Finding]:
         if found is None:
             return None
         holds = found[0] - found[1] <= expected
-        return slope_text(found), unless(holds, "the slope is flatter at these sizes")
+        return slope_text(found), unless(
+            holds, "the features that matter grow in number like log n, which flattens the slope by about 1 / log n"
+        )
 
     return read
 
