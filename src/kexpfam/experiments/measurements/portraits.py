@@ -13,8 +13,8 @@ from kexpfam.solvers.doubly_dual import DoublyDual
 
 PICTURED_DRAWS, PICTURED_CELLS, MARGIN = 1000, 60, 0.15
 BATCH = 256
-# Enough for a picture, and a tenth of the record's size.
-DECIMALS = 2
+# Enough for a picture, at a fraction of the size.
+DECIMALS = 3
 
 
 def portrait(cell: Cell) -> Values:
