@@ -3,6 +3,7 @@
 A fit leaves ``density_``, which scores and draws in the data's own units; the face checks what users pass and what they get.
 """
 
+import abc
 import contextlib
 import functools
 import warnings
@@ -49,7 +50,7 @@ def in_double_precision(method):
     return wrapped
 
 
-class FittedModel(BaseEstimator):
+class FittedModel(BaseEstimator, abc.ABC):
     """What all estimators share: names of columns, and storage of what ``_stored`` lists."""
 
     _stored: tuple[str, ...]
@@ -82,9 +83,9 @@ class DensityFace(DensityMixin, FittedModel):
 
     _training: np.ndarray
 
+    @abc.abstractmethod
     def _fit(self, X: np.ndarray, listener: Listener | None):
         """Fit to rows that were checked; each estimator has its own way."""
-        raise NotImplementedError
 
     @in_double_precision
     def fit(self, X, y=None):
@@ -137,9 +138,9 @@ class ConditionalFace(FittedModel):
     _training_targets: np.ndarray
     _flat_targets: bool
 
+    @abc.abstractmethod
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
         """Fit to rows that were checked; each estimator has its own way."""
-        raise NotImplementedError
 
     @in_double_precision
     def fit(self, X, y):

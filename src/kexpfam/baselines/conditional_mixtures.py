@@ -3,6 +3,8 @@
 By least squares (LSCDE), from neighbours of the condition (epsilon-KDE), and by a kernel of the condition (Nadaraya-Watson).
 """
 
+import abc
+
 import numpy as np
 from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
@@ -45,9 +47,9 @@ class MixtureFace(ConditionalFace):
 
     _stored = ("density_", "_training", "_training_targets", "_flat_targets", "selection_")
 
+    @abc.abstractmethod
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         """Return the search, the weights and the centres, from standardised rows; raise for senseless settings."""
-        raise NotImplementedError
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
         if not 0.0 <= self.background < 1.0:
