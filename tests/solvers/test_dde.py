@@ -6,7 +6,6 @@ import pytest
 from oracles import midpoint_grid, with_constants
 
 from kexpfam import DDE, DoublyDual, KernelExpFamily, kernels
-from kexpfam.datasets import two_moons
 from kexpfam.measures import Gaussian
 from kexpfam.objective import Problem, draw_batch, saddle_terms
 from kexpfam.potentials import FeatureSpace
@@ -26,11 +25,6 @@ TRACE = {
 def quick_distillation():
     with with_constants(reference, COMPONENTS=16, DRAWS=3000, CANDIDATES=10_000):
         yield
-
-
-@pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
 
 
 @pytest.fixture(scope="module")

@@ -188,11 +188,6 @@ def test_projection_is_exact_on_all_centres_and_the_nearest_function_on_some():
 
 
 @pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
-
-
-@pytest.fixture(scope="module")
 def exact(moons):
     return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 

@@ -27,11 +27,6 @@ def quick_distillation():
 
 
 @pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
-
-
-@pytest.fixture(scope="module")
 def held_out():
     return two_moons().sample(2000, random_state=1)
 

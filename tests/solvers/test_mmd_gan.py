@@ -159,11 +159,6 @@ def test_learned_kernels_start_as_the_kernel_itself():
 
 
 @pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
-
-
-@pytest.fixture(scope="module")
 def exact(moons):
     return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 

@@ -26,11 +26,6 @@ def quick_distillation():
 
 
 @pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
-
-
-@pytest.fixture(scope="module")
 def warm(moons):
     return KernelExpFamily(solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, nodes=4096), **SETTINGS).fit(moons)
 

@@ -8,7 +8,6 @@ from oracles import linear_space, normal, with_constants
 
 import kexpfam
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, SinglyDual, duals
-from kexpfam.datasets import two_moons
 from kexpfam.duals import MixtureDual
 from kexpfam.measures import Mixture
 from kexpfam.sample import Sample
@@ -26,11 +25,6 @@ def quick_distillation():
     """Shrink the mixture that the exact solver draws from: the tests are about f and other samplers."""
     with with_constants(reference, COMPONENTS=4, DRAWS=1000, CANDIDATES=4000):
         yield
-
-
-@pytest.fixture(scope="module")
-def moons():
-    return two_moons().sample(150, random_state=0)
 
 
 @pytest.fixture(scope="module")
