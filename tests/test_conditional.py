@@ -145,7 +145,7 @@ def test_the_density_of_heavy_tailed_targets_integrates_to_one(data):
         assert density_at(model, place, t) @ widths == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("fitted", [*FITTED, "saddle"])
+@pytest.mark.parametrize("fitted", [*FITTED, pytest.param("saddle", marks=pytest.mark.slow)])
 def test_one_condition_gives_the_same_density(fitted, data, request):
     model, (_, y) = request.getfixturevalue(fitted), data
     for x in PLACES:

@@ -139,6 +139,7 @@ def test_draws_that_agree_with_the_data_have_no_mismatch(task):
     assert found.value == pytest.approx(-0.5 * spread / PENALTY, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_the_certificate_of_a_conditional_fit_is_in_its_report():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2.0, 2.0, (60, 1))

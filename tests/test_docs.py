@@ -41,8 +41,8 @@ def test_links_between_pages_lead_somewhere():
 def test_the_pages_are_the_rendering_of_the_records():
     records = pages.load_all(ROOT / "reproductions")
     assert (ROOT / "reproductions/README.md").read_text() == pages.rendered(records)
-    readme = (ROOT / "README.md").read_text()
-    assert readme == pages.with_headlines(readme, records)
+    for page in (ROOT / "README.md", ROOT / "docs/how-to-choose.md"):
+        assert page.read_text() == pages.with_headlines(page.read_text(), records)
 
 
 def test_no_record_was_made_by_code_that_was_not_committed():

@@ -129,6 +129,7 @@ def test_every_space_gives_nearly_the_density_of_the_full_one(moons):
         assert other.score(moons) == pytest.approx(full.score(moons), abs=0.05), space
 
 
+@pytest.mark.slow
 def test_dimensions_with_an_infinite_length_scale_follow_the_base():
     rng = np.random.default_rng(0)
     first = np.concatenate([rng.normal(-2.0, 0.5, 30), rng.normal(2.0, 0.5, 30)])

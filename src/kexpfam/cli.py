@@ -191,7 +191,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")] = False,
-    readme: Annotated[Path | None, typer.Option(help="A page to put the headline tables into, between its marks.")] = None,
+    tables_in: Annotated[list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped."""
@@ -207,8 +207,8 @@ def reproduce(
                 ledger.path.unlink(missing_ok=True)
             runner.run(load_spec(name, quick=quick), ledger, jobs=jobs, report=listener)
     page = pages.write(folder)
-    if readme is not None:
-        readme.write_text(pages.with_headlines(readme.read_text(), pages.load_all(folder)))
+    for other in tables_in or ():
+        other.write_text(pages.with_headlines(other.read_text(), pages.load_all(folder)))
     failed = [record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"]
     typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
 

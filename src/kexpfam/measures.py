@@ -181,7 +181,10 @@ class Mixture(AbstractMeasure):
 
     def sample(self, count, *, key):
         component_key, noise_key = jr.split(key)
-        component = jr.categorical(component_key, self.log_weights, shape=(count,))
+        # By inversion: one random number per draw, where jr.categorical takes one per draw and component.
+        heights = jnp.cumsum(jax.nn.softmax(self.log_weights))
+        level = heights[-1] * jr.uniform(component_key, (count,), heights.dtype)
+        component = jnp.sum(heights[:-1] <= level[:, None], 1)
         noise = jr.normal(noise_key, (count, self.means.shape[1]), self.means.dtype)
         return self.means[component] + jnp.einsum("nij,nj->ni", self.choleskys[component], noise)
 

@@ -177,6 +177,7 @@ def test_an_input_that_says_nothing_gets_a_longer_length_scale():
     assert settings.condition_lengthscale[1] >= 2.0 * settings.condition_lengthscale[0]
 
 
+@pytest.mark.slow
 def test_targets_of_two_columns_have_draws_of_two_columns(data):
     x, y = data
     both = np.column_stack([y, y + 0.5 * np.random.default_rng(3).normal(size=60)])

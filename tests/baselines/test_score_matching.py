@@ -24,8 +24,14 @@ from kexpfam.baselines.derivatives import (
     steadiest,
     value_derivatives,
 )
-from kexpfam.baselines.score_matching import MOST_EQUATIONS, ScoreMatchingDiagnosis, ScoreMatchingExpFamily, fold_losses
-from kexpfam.datasets import two_moons
+from kexpfam.baselines.score_matching import (
+    MOST_EQUATIONS,
+    SCORE_BASES,
+    ScoreMatchingDiagnosis,
+    ScoreMatchingExpFamily,
+    fold_losses,
+)
+from kexpfam.datasets import rings, two_moons
 from kexpfam.measures import Gaussian
 from kexpfam.metrics import mmd_squared
 from kexpfam.potentials import Constant, FeatureSpace, Tilt
@@ -35,7 +41,8 @@ SCALES = np.array([0.7, 1.3])
 KERNEL = kernels.Gaussian(SCALES)
 UNCONDITIONAL = kernels.Gaussian(1.0)
 PENALTY, DRAWS = 1e-2, 500
-SETTINGS = {"lengthscale": 0.8, "rkhs_penalty": PENALTY, "random_state": 0}
+# A normal base: there is something left for f to do.
+SETTINGS = {"base": "gaussian", "lengthscale": 0.8, "rkhs_penalty": PENALTY, "random_state": 0}
 CHECKED = ScoreMatchingExpFamily(lengthscale=2.0, rkhs_penalty=0.1, n_centres=5, normaliser="importance", random_state=0)
 
 
@@ -278,7 +285,7 @@ def test_settings_that_are_given_are_not_selected(model):
 
 
 def test_selection_takes_a_trial_that_is_no_worse_than_chance_allows(moons):
-    model = ScoreMatchingExpFamily(random_state=0, n_centres=20).fit(moons)
+    model = ScoreMatchingExpFamily(base="gaussian", random_state=0, n_centres=20).fit(moons)
     chosen, trials = model.selection_.chosen, model.selection_.trials
     assert chosen in trials
     assert model.selection_.settings.rkhs_penalty == chosen.rkhs_penalty
@@ -287,6 +294,16 @@ def test_selection_takes_a_trial_that_is_no_worse_than_chance_allows(moons):
     assert best.loss <= chosen.loss < 0.0
     # A setting at the border of what is tried is far worse than the chosen one.
     assert max(trial.loss for trial in trials) > chosen.loss + 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixture_as_base_settles_the_shares_that_the_loss_does_not_see(seed):
+    train, test = (rings().sample(rows, random_state=seed + offset) for rows, offset in ((500, 0), (2000, 100)))
+    settings = {"lengthscale": 0.3, "rkhs_penalty": 0.3, "random_state": 0}
+    scores = {base: ScoreMatchingExpFamily(base=base, **settings).fit(train).score_samples(test) for base in SCORE_BASES}
+    gain = scores["mixture"] - scores["gaussian"]
+    assert gain.mean() > 5 * gain.std() / np.sqrt(len(gain))
+    assert ScoreMatchingExpFamily().base == "mixture"
 
 
 @pytest.mark.parametrize("refine", [0, 3])

@@ -39,7 +39,7 @@ def test_every_spec_names_what_exists_and_no_cell_twice(name, quick):
 def test_a_spec_is_the_product_of_its_lists():
     cells = load_spec("table1").cells
     plane = [cell for cell in cells if cell["dim"] == 2]
-    assert len(plane) == 3 * 5 * 5
+    assert len(plane) == 3 * 6 * 5
     assert {cell["seed"] for cell in plane} == set(range(5))
     assert len(load_spec("table1", quick=True).cells) < 8
 

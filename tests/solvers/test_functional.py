@@ -226,6 +226,7 @@ def test_the_trace_is_finite_and_a_stored_model_scores_the_same(warm, moons, tmp
     assert again.solution_.status is Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_the_cold_start_without_polish_improves_on_the_base(moons):
     quick = Ascent(rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=16, ascents=2, width=16, depth=2)
     solver = FunctionalGradient(start="cold", ascent=quick, steps=75, budget=None, polish=False)

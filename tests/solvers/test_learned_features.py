@@ -55,6 +55,7 @@ def test_the_density_is_near_the_exact_one_or_better(name, exact, held_out, requ
     assert model.score(held_out) > exact.score(held_out) - 0.08  # 150 rows: both are some tenths from the truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapted", "deep"])
 def test_a_stored_model_scores_the_same(name, moons, tmp_path, request):
     model = request.getfixturevalue(name)

@@ -163,6 +163,7 @@ def exact(moons):
     return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", ["lengthscales", "deep"])
 def test_a_fit_with_a_learned_kernel_is_near_the_exact_density(learn, moons, exact):
     solver = MMDGAN(learn=learn, steps=25, batch_size=256, nodes=4096)

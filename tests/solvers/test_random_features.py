@@ -52,6 +52,7 @@ def test_a_stored_model_scores_the_same(warm, moons, tmp_path):
     np.testing.assert_allclose(load(tmp_path / "model.kexpfam").score_samples(moons), warm.score_samples(moons))
 
 
+@pytest.mark.slow
 def test_the_raw_steps_from_the_cold_climb_the_likelihood(moons):
     quick = Ascent(rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=64, ascents=2, width=16, depth=2)
     solver = RandomFeatureGradient(start="cold", ascent=quick, steps=75, count=50, polish=False)

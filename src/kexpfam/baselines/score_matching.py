@@ -123,8 +123,9 @@ class ScoreMatchingExpFamily(DensityFace):
         The weight of ``|f|^2 / 2``; None chooses it likewise.
     n_centres : int or None
         Number of centres of "nystrom" and "lite"; None is as many as make a basis of 1,000 functions.
-    base : {"gaussian", "mixture"} or measure
-        The base measure p0. A measure given as an object is in units of the standardised data.
+    base : {"mixture", "gaussian"} or measure
+        The base measure p0. A mixture settles the shares of the modes, to which the loss is blind: from a normal base they
+        can come out nats wrong. A measure given as an object is in units of the standardised data.
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed after the fit.
     random_state : int, RandomState or None
@@ -161,7 +162,7 @@ class ScoreMatchingExpFamily(DensityFace):
         lengthscale=None,
         rkhs_penalty=None,
         n_centres=None,
-        base="gaussian",
+        base="mixture",
         normaliser="auto",
         random_state=None,
         progress=False,

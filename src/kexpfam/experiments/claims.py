@@ -92,9 +92,20 @@ def against_score_matching(name: str, factor: float, digits: int) -> Callable[[R
             return None
         texts = [f"{key} {factor * ours:.{digits}f} against {factor * its:.{digits}f}" for key, (ours, its) in found.items()]
         behind = [key for key, (ours, its) in found.items() if ours >= its]
-        return ", ".join(texts), unless(not behind, f"cross-validated score matching is ahead on {', '.join(behind)}")
+        return ", ".join(texts), unless(not behind, f"score matching from a mixture as base is ahead on {', '.join(behind)}")
 
     return read
+
+
+def distance_of_score_matching(records: Records) -> Finding:
+    """Read the distance of HMC draws of the score-matching density to held-out points beside the printed one."""
+    found = pairs(records, "mmd", "score matching", "exact")
+    if found is None:
+        return None
+    printed = {name: PAPER["table1"]["mmd"][name]["score matching"] for name in found}
+    behind = [f"{1e3 * exact:.2f} on {name}" for name, (ours, exact) in found.items() if 1e3 * ours > printed[name]]
+    reason = f"training draws of 500 rows limit it: the exact optimum has {', '.join(behind)}"
+    return ", ".join(f"{1e3 * ours:.2f}" for ours, _ in found.values()), unless(not behind, reason, verdict=BETTER)
 
 
 def samples_faster(records: Records) -> Finding:
@@ -279,6 +290,7 @@ CLAIMS = (
           sampler_distance("two-moons")),
     Claim("6", "Table 1, ring.", "kexpfam reproduce table1", "1.53", sampler_distance("rings")),
     Claim("6", "Table 1, grid.", "kexpfam reproduce table1", "1.32", sampler_distance("grid")),
+    Claim("6", "Table 1, HMC on score matching.", "kexpfam reproduce table1", "1.32, 3.19, 40.39", distance_of_score_matching),
     Claim("6", "Its samples are nearer to the data than HMC on score matching.", "kexpfam reproduce table1",
           "0.11/1.32, 1.53/3.19, 1.32/40.39", against_score_matching("mmd", 1e3, 2)),
     Claim("6", "Beyond the paper: the same in held-out likelihood.", "kexpfam reproduce table1", "–",

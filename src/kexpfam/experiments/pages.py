@@ -1,4 +1,4 @@
-"""The page of a reproduction, and the headline of the README: pure functions of the records."""
+"""The page of a reproduction, and tables in other pages: pure functions of the records."""
 
 from pathlib import Path
 
@@ -7,7 +7,12 @@ from kexpfam.experiments.records import Ledger, Record
 from kexpfam.experiments.specs import EXPERIMENTS, load_spec
 
 BEGIN, END = "<!-- records: {} -->", "<!-- end of records: {} -->"
-HEADLINES = {"table1": tables.headline1, "table2": tables.headline2, "larger": tables.larger}
+HEADLINES = {
+    "table1": tables.headline1,
+    "table2": tables.headline2,
+    "larger": tables.larger,
+    "algorithms": tables.headline_of_solvers,
+}
 NOTES = {
     "table1": (
         "Means over training draws, ± their standard error. Every fit starts with no compiled programs, two at a time, one "
@@ -79,14 +84,14 @@ def provenance(records: dict[str, list[Record]]) -> str:
     return tables.markdown(("experiment", "kexpfam", "commit", "python", "jax", "numpy", "scikit-learn", "cells"), lines)
 
 
-def with_headlines(readme: str, records: dict[str, list[Record]]) -> str:
-    """Return the README with its tables made anew, between their marks."""
+def with_headlines(page: str, records: dict[str, list[Record]]) -> str:
+    """Return a page with its tables made anew, between their marks."""
     for name, table in HEADLINES.items():
         begin, end = BEGIN.format(name), END.format(name)
-        if begin in readme:
-            before, rest = readme.split(begin)
-            readme = f"{before}{begin}\n{table(records[name])}\n{end}{rest.split(end)[1]}"
-    return readme
+        if begin in page:
+            before, rest = page.split(begin)
+            page = f"{before}{begin}\n{table(records[name])}\n{end}{rest.split(end)[1]}"
+    return page
 
 
 def write(folder: Path) -> Path:
