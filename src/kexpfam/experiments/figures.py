@@ -20,18 +20,18 @@ def portraits(records: list[Record]) -> Figure:
     figure, axes = plt.subplots(2, len(records), figsize=(3.6 * len(records), 7.0), squeeze=False, layout="constrained")
     for column, record in zip(axes.T, records, strict=True):
         values = record["values"]
+        (left, right), (low, high) = values["limits"]
         _cloud(column[0], values["draws"], SAMPLE_COLOUR, "draws")
         _cloud(column[0], values["data"], DATA_COLOUR, "data")
-        column[0].set_title(record["cell"]["dataset"])
+        column[0].set(title=record["cell"]["dataset"], xlim=(left, right), ylim=(low, high), aspect="equal")
         side = int(np.sqrt(len(values["f"])))
         f = np.reshape(values["f"], (side, side))
         # f falls without end where there are no data; the top of its range is what it says about them.
         shown = np.clip(f, np.quantile(f, 0.3), None)
-        limits = [edge for pair in values["limits"] for edge in pair]
-        image = column[1].imshow(shown, origin="lower", extent=limits, aspect="auto", cmap="viridis")
-        figure.colorbar(image, ax=column[1], shrink=0.8)
+        image = column[1].imshow(shown, origin="lower", extent=(left, right, low, high), interpolation="bilinear")
+        figure.colorbar(image, ax=column[1], shrink=0.7)
         column[1].set_title("learned f")
-    axes[0, 0].legend(markerscale=3, loc="upper right")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), markerscale=4, ncols=2, loc="outside lower center")
     return figure
 
 
