@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam import DDE, ConditionalKernelExpFamily, DoublyDual, diagnostics
+from kexpfam import DDE, MMDGAN, ConditionalKernelExpFamily, DoublyDual, diagnostics
 from kexpfam.conditional import CONDITION_MARGIN
-from kexpfam.estimators import NearlyDeterministicWarning
+from kexpfam.estimators import KNOW_CONDITIONS, SOLVERS, NearlyDeterministicWarning
 from kexpfam.face import TiesWarning, UncertainNormaliserWarning
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, COVARIANCE_FLOOR, TAIL_SHARE, TAIL_WIDTH, tailed_gaussian
@@ -616,6 +616,8 @@ BAD_SETTINGS = {
     "length scale of nan": ({"condition_lengthscale": np.nan}, "condition_lengthscale must be positive"),
     "length scales of another width": ({"condition_lengthscale": [1.0, 1.0]}, r"condition_lengthscale.*shape \(\) or \(1,\)"),
     "width of zero": ({"base_width": 0.0}, "base_width must be positive"),
+    "solver object": ({"solver": MMDGAN()}, r"MMDGAN.* knows no condition.*dde, exact"),
+    **{name: ({"solver": name}, r"knows no condition.*dde, exact") for name in SOLVERS if name not in KNOW_CONDITIONS},
 }
 
 

@@ -1,7 +1,6 @@
 """The library's own estimators: a kernel exponential family for ``p(x)``, and one for ``p(y | x)``."""
 
 import warnings
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -44,7 +43,7 @@ from kexpfam.solvers.singly_dual import SinglyDual
 from kexpfam.solvers.task import Task, integration_nodes
 
 # The one place where a name becomes a solver.
-SOLVERS: dict[str, Callable] = {
+SOLVERS: dict[str, type] = {
     "dde": DDE,
     "exact": Exact,
     "contrastive": ContrastiveDivergence,
@@ -57,6 +56,8 @@ SOLVERS: dict[str, Callable] = {
     "adapted": AdaptedFeatures,
     "deep": DeepNetwork,
 }
+KNOW_CONDITIONS = ("dde", "exact", "random_features")
+KNOW_NO_CONDITIONS = tuple(solver for name, solver in SOLVERS.items() if name not in KNOW_CONDITIONS)
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
@@ -390,7 +391,11 @@ class ConditionalKernelExpFamily(ConditionalFace):
             finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
             if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
                 raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
-        return checked_solver(self)
+        solver = checked_solver(self)
+        if isinstance(solver, KNOW_NO_CONDITIONS):
+            others = ", ".join(KNOW_CONDITIONS)
+            raise ValueError(f"solver={self.solver!r} knows no condition: for p(y | x) choose one of {others}.")
+        return solver
 
     @in_double_precision
     def diagnose(self, X=None, y=None, random_state=0) -> ConditionalDiagnosis:

@@ -138,13 +138,6 @@ def test_too_few_steps_are_not_called_converged(task):
     assert solution.facts["shortfall"] > 0.05
 
 
-@pytest.mark.parametrize("solver", [ContrastiveDivergence(), AnnealedLikelihood(), MomentMatching()])
-def test_a_condition_is_referred_to_the_other_solvers(solver, task):
-    conditional = eqx.tree_at(lambda t: t.sample.condition, task, jnp.ones((100, 1)))
-    with pytest.raises(ValueError, match=r"without a condition.*solver='dde'"):
-        solver.solve(conditional, key=jr.key(0))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", [ContrastiveDivergence(steps=2, ascent=FEW), MomentMatching()])
 def test_a_model_can_be_stored(solver, tmp_path):

@@ -266,12 +266,6 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         FunctionalGradient(**settings)
 
 
-def test_a_space_without_a_kernel_and_a_condition_are_refused(moons):
+def test_a_space_without_a_kernel_is_refused(moons):
     with pytest.raises(ValueError, match="leave space at 'nystrom'"):
         KernelExpFamily(solver="functional", space="random_features", **SETTINGS).fit(moons)
-    sample = Sample(jnp.zeros((5, 1)), jnp.ones((5, 1)))
-    with pytest.raises(ValueError, match="without a condition"):
-        kernel = kernels.Gaussian(1.0)
-        base = Gaussian(jnp.zeros(1), jnp.eye(1))
-        task = Task(sample, base, FeatureSpace.of_kernels(kernel, kernel, sample), 1.0, base)
-        FunctionalGradient().solve(task, key=jr.key(0))

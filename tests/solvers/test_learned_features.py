@@ -160,11 +160,3 @@ def test_an_interrupted_fit_keeps_the_features_it_has(moons):
 def test_settings_that_make_no_sense_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize("solver", [AdaptedFeatures(), DeepNetwork()])
-def test_a_condition_is_refused(solver):
-    task = small_task()
-    with_condition = Task(Sample(task.sample.target, task.sample.target), task.base, task.space, 1.0, task.base)
-    with pytest.raises(ValueError, match="without a condition"):
-        solver.solve(with_condition, key=jr.key(0))

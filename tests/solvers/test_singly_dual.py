@@ -7,7 +7,7 @@ import pytest
 from oracles import linear_space, normal, with_constants
 
 import kexpfam
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, SinglyDual, diagnostics, duals
+from kexpfam import KernelExpFamily, SinglyDual, diagnostics, duals
 from kexpfam.duals import MixtureDual
 from kexpfam.measures import Mixture
 from kexpfam.sample import Sample
@@ -127,12 +127,3 @@ def test_bad_settings_are_named_with_the_good_ones():
         SinglyDual(family="cauchy")
     with pytest.raises(ValueError, match="steps must not be negative, got -1"):
         SinglyDual(steps=-1)
-
-
-def test_conditions_are_referred_to_other_solvers():
-    x = np.random.default_rng(0).uniform(size=(30, 1))
-    model = ConditionalKernelExpFamily(
-        solver="singly_dual", lengthscale=1.0, condition_lengthscale=1.0, rkhs_penalty=1e-2, random_state=0
-    )
-    with pytest.raises(ValueError, match=r"no condition: use solver='dde' or 'exact'"):
-        model.fit(x, x[:, 0] + np.random.default_rng(1).normal(size=30))

@@ -49,4 +49,4 @@ class AnnealedLikelihood(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, a mixture distilled from its density, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Annealing(), delay=5.0, memory=8.0))
-        return climb(task, ascent, self.steps, name="annealed", key=key, report=report, checkpoint=checkpoint)
+        return climb(task, ascent, self.steps, key=key, report=report, checkpoint=checkpoint)

@@ -142,10 +142,8 @@ class NaturalAscent(eqx.Module):
         return state.point
 
 
-def climb(task: Task, ascent, steps: int, *, name: str, key: Key[Array, ""], report: Callable | None, checkpoint) -> Solution:
+def climb(task: Task, ascent, steps: int, *, key: Key[Array, ""], report: Callable | None, checkpoint) -> Solution:
     """Return the end of the ascent from f = 0, with a distilled mixture as its sampler."""
-    if task.sample.condition.shape[1] > 0:
-        raise ValueError(f"solver={name!r} is for densities without a condition: use solver='dde' or 'exact' for p(y | x).")
     init_key, run_key, distil_key, judge_key = jr.split(key, 4)
     problem = Problem.of(task)
     state = ascent.init(problem, jnp.zeros(task.space.size), key=init_key)

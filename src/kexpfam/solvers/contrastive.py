@@ -89,4 +89,4 @@ class ContrastiveDivergence(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f, a mixture distilled from its density, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Chains(persistent=self.persistent)))
-        return climb(task, ascent, self.steps, name="contrastive", key=key, report=report, checkpoint=checkpoint)
+        return climb(task, ascent, self.steps, key=key, report=report, checkpoint=checkpoint)

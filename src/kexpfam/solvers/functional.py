@@ -141,8 +141,6 @@ class FunctionalGradient(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
-        if task.sample.condition.shape[1]:
-            raise ValueError("solver='functional' is for densities without a condition: use solver='dde' for p(y | x).")
         span = kernel_span(task)
         space = Expansions(span.kernel)
         frame = DDE(start=self.start, steps=self.steps, polish=self.polish, nodes=self.nodes)

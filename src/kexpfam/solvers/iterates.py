@@ -29,12 +29,10 @@ class Mean(eqx.Module):
         return Mean(self.f_weights + share * (other.f_weights - self.f_weights), count)
 
 
-class AveragedState(eqx.Module):
-    """The wrapped state, the mean since the last power of two, and that of the steps between the last two powers."""
+class WrappedState(eqx.Module):
+    """A state of the wrapped solver, whose point and step are the wrapper's own."""
 
     inner: Any
-    latest: Mean
-    before: Mean
 
     @property
     def point(self) -> Any:
@@ -43,6 +41,13 @@ class AveragedState(eqx.Module):
     @property
     def step(self) -> Int[Array, ""]:
         return self.inner.step
+
+
+class AveragedState(WrappedState):
+    """The mean since the last power of two, and that of the steps between the last two powers."""
+
+    latest: Mean
+    before: Mean
 
 
 class Averaged(eqx.Module):
@@ -76,20 +81,11 @@ class Averaged(eqx.Module):
         return eqx.tree_at(lambda point: point.f_weights, point, weights)
 
 
-class RandomState(eqx.Module):
-    """The wrapped state, the iterate kept so far, and the sum of the step sizes of all that could have been."""
+class RandomState(WrappedState):
+    """The iterate kept so far, and the sum of the step sizes of all that could have been."""
 
-    inner: Any
     kept: Any
     total: Float[Array, ""]
-
-    @property
-    def point(self) -> Any:
-        return self.inner.point
-
-    @property
-    def step(self) -> Int[Array, ""]:
-        return self.inner.step
 
 
 class RandomIterate(eqx.Module):

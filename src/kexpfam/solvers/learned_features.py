@@ -180,7 +180,6 @@ class AdaptedFeatures(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f in the space of the adapted features, and a sampler."""
-        _check_unconditional(task, "adapted")
         draw_key, solve_key = jr.split(key)
         span = spectral_features(task, self.count, key=draw_key)
         return solve_in_learned(task, span, self, key=solve_key, report=report, checkpoint=checkpoint)
@@ -209,7 +208,6 @@ class DeepNetwork(eqx.Module):
 
     def solve(self, task: Task, *, key: Key[Array, ""], report: Callable | None = None, checkpoint=None) -> Solution:
         """Return f in the space of the last hidden layer, and a sampler."""
-        _check_unconditional(task, "deep")
         draw_key, solve_key = jr.split(key)
         shape = {"width": self.width, "depth": self.depth}
         span = NetworkSpan.draw(task.sample.target.shape[1], **shape, activation=self.activation, key=draw_key)
@@ -220,8 +218,3 @@ def _check_counts(solver, *names: str) -> None:
     for name in names:
         if getattr(solver, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(solver, name)}.")
-
-
-def _check_unconditional(task: Task, name: str) -> None:
-    if task.sample.condition.shape[1]:
-        raise ValueError(f"solver='{name}' is for densities without a condition: use solver='dde' for p(y | x).")

@@ -50,11 +50,8 @@ class MomentMatching(eqx.Module):
     def solve(self, task: Task, *, key: Key[Array, ""], report=None, checkpoint=None) -> Solution:
         """Return the f of the matched distribution, and a mixture distilled from its density."""
         data = np.asarray(task.sample.target)
-        if task.sample.condition.shape[1] > 0 or data.shape[1] > GRID_DIMS:
-            raise ValueError(
-                f"solver='moment_matching' is for densities without a condition whose f depends on at most {GRID_DIMS} "
-                "dimensions: use solver='dde'."
-            )
+        if data.shape[1] > GRID_DIMS:
+            raise ValueError(f"solver='moment_matching' is for f of at most {GRID_DIMS} dimensions: use solver='dde'.")
         problem = likelihood(task, grid_nodes(task.base, data, fineness=self.fineness))
         match = self.match(problem.mean_feature, problem.node_features, problem.log_weights[0], task.rkhs_penalty)
         status = Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS

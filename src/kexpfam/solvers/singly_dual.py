@@ -156,9 +156,7 @@ def check_family(family) -> None:
 
 
 def begin(task: Task, family: str | AbstractDual, *, key: Key[Array, ""]) -> tuple[AbstractDual, Problem]:
-    """Return the dual at its start and the problem of the task; raises for one with conditions."""
-    if task.sample.condition.shape[1]:
-        raise ValueError("dual distributions with a density know no condition: use solver='dde' or 'exact' for p(y | x).")
+    """Return the dual at its start and the problem of the task."""
     eta, lam = jnp.asarray(task.rkhs_penalty), jnp.asarray(1.0)
     problem = Problem(task.sample, task.base, task.space, task.base, eta, lam, anchored=False)
     if isinstance(family, AbstractDual):
