@@ -15,6 +15,8 @@ Finding = tuple[str, str] | None
 
 REPRODUCED, BETTER = "reproduced", "better"
 SETS = ("two-moons", "rings", "grid")
+# Score matching as the paper and its authors have it; ours starts from a mixture by default.
+PUBLISHED = "score matching, normal base"
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,16 @@ def sampler_distance(dataset: str) -> Callable[[Records], Finding]:
     return read
 
 
-def against_score_matching(name: str, factor: float, digits: int) -> Callable[[Records], Finding]:
-    """Read whether a value of ours is below that of HMC on the score-matching density."""
+def against_score_matching(method: str, name: str, factor: float, digits: int) -> Callable[[Records], Finding]:
+    """Read whether a value of ours is below that of a score-matching density."""
 
     def read(records: Records) -> Finding:
-        found = pairs(records, name, "dde", "score matching")
+        found = pairs(records, name, "dde", method)
         if found is None:
             return None
         texts = [f"{key} {factor * ours:.{digits}f} against {factor * its:.{digits}f}" for key, (ours, its) in found.items()]
         behind = [key for key, (ours, its) in found.items() if ours >= its]
-        return ", ".join(texts), unless(not behind, f"score matching from a mixture as base is ahead on {', '.join(behind)}")
+        return ", ".join(texts), unless(not behind, f"{method} is level or ahead on {', '.join(behind)}")
 
     return read
 
@@ -292,9 +294,11 @@ CLAIMS = (
     Claim("6", "Table 1, grid.", "kexpfam reproduce table1", "1.32", sampler_distance("grid")),
     Claim("6", "Table 1, HMC on score matching.", "kexpfam reproduce table1", "1.32, 3.19, 40.39", distance_of_score_matching),
     Claim("6", "Its samples are nearer to the data than HMC on score matching.", "kexpfam reproduce table1",
-          "0.11/1.32, 1.53/3.19, 1.32/40.39", against_score_matching("mmd", 1e3, 2)),
+          "0.11/1.32, 1.53/3.19, 1.32/40.39", against_score_matching(PUBLISHED, "mmd", 1e3, 2)),
     Claim("6", "Beyond the paper: the same in held-out likelihood.", "kexpfam reproduce table1", "–",
-          against_score_matching("nll", 1.0, 3)),
+          against_score_matching(PUBLISHED, "nll", 1.0, 3)),
+    Claim("6", "Beyond the paper: also where score matching starts from a mixture.", "kexpfam reproduce table1", "–",
+          against_score_matching("score matching", "nll", 1.0, 3)),
     Claim("6", "Sampling is faster by orders of magnitude.", "kexpfam reproduce table1", "0.07 s, 63 to 200 times faster",
           samples_faster),
     Claim("6", "Figure 1: samples cover the data; the learned f.", "kexpfam reproduce figures", "figure",
