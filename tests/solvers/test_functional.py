@@ -116,7 +116,10 @@ def twin_after(problem, transport, ascent, steps, *, key):
     return twin
 
 
-@pytest.mark.parametrize(("steps", "ascents", "clip"), [(100, 2, 5.0), (20, 3, 0.05)])
+LONG = pytest.param(200, 1, 5.0, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("steps", "ascents", "clip"), [LONG, (40, 2, 5.0), (20, 3, 0.05)])
 def test_the_players_are_those_of_the_printed_algorithm(task, steps, ascents, clip):
     ascent = Ascent(rate=0.5, transport_rate=0.05, horizon=20.0, clip=clip, ascents=ascents, batch_size=2)
     nearby = Gaussian(task.base.mean + 0.1, 0.9 * task.base.cholesky)
