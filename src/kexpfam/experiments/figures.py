@@ -49,8 +49,10 @@ def convergence(record: Record) -> Figure:
         _cloud(axis, draws, SAMPLE_COLOUR, "draws")
         axis.set_xlim(centre[0] - reach[0], centre[0] + reach[0])
         axis.set_ylim(centre[1] - reach[1], centre[1] + reach[1])
+        axis.set_aspect("equal")
         axis.set_title("initialisation" if step == "0" else f"{int(step):,} updates of f")
     figure.suptitle(record["cell"]["dataset"])
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), markerscale=4, ncols=2, loc="outside lower center")
     return figure
 
 
