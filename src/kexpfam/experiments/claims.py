@@ -224,7 +224,7 @@ def cost_exponents(records: Records) -> Finding:
     for method in ("score matching, full", "dde"):
         mine = sorted(
             (record["cell"]["dim"], record["values"]["megabytes"], record["values"]["seconds"])
-            for record in good(records.get("cost", []), method=method, rows=200)
+            for record in good(records.get("cost", []), method=method, rows=100)
         )
         if len(mine) < 2:
             return None

@@ -50,8 +50,8 @@ def _synthetic_row(records: list[Record], dim: int, dataset: str, method: str) -
         mean_and_error(mine, "mmd", 2, factor=1e3),
         number(printed("mmd"), 2),
         mean(mine, "mmd_refined", 2, factor=1e3),
-        number(max((record["values"]["seconds"] for record in mine), default=None), 0),
-        mean(mine, "megabytes", 0),
+        most(mine, "seconds"),
+        most(mine, "megabytes"),
         mean(mine, "sampling_seconds", 3),
         number(printed("sampling_seconds"), 2),
     ]
@@ -152,7 +152,7 @@ def algorithms(records: list[Record]) -> str:
                 mean(mine, "sampler_kl", 3),
                 mean_and_error(mine, "mmd", 2, factor=1e3),
                 mean(mine, "seconds", 0),
-                mean(mine, "megabytes", 0),
+                most(mine, "megabytes"),
             ]
         )
     names = ("solver", "draws", "NLL", "NLL − exact, worst", "polish", "KL(sampler ‖ density)", "MMD² ×10³", "fit s", "MB")
@@ -164,7 +164,7 @@ def headline_of_solvers(records: list[Record]) -> str:
     rows = []
     for method in dict.fromkeys(record["cell"]["method"] for record in records):
         mine = good(records, method=method)
-        price = [mean(mine, name, digits) for name, digits in (("sampler_kl", 3), ("seconds", 0), ("megabytes", 0))]
+        price = [mean(mine, "sampler_kl", 3), mean(mine, "seconds", 0), most(mine, "megabytes")]
         rows.append([method, _worst_gap(records, method), _fact(mine, "polish_gain"), *price])
     return markdown(("solver", "NLL − exact, worst", "gain of the polish", "KL(sampler ‖ density)", "fit s", "MB"), rows)
 
@@ -257,6 +257,11 @@ def failures(records: list[Record]) -> str:
 def mean(records: list[Record], name: str, digits: int, *, factor: float = 1.0) -> str:
     """Return the mean of a value over records."""
     return number(_mean(records, name, factor=factor), digits)
+
+
+def most(records: list[Record], name: str) -> str:
+    """Return the largest of a value over records."""
+    return number(max(_values(records, name, 1.0), default=None), 0)
 
 
 def mean_and_error(records: list[Record], name: str, digits: int, *, factor: float = 1.0) -> str:
