@@ -68,8 +68,11 @@ def growth(records: list[Record]) -> Figure:
                 if points:
                     axis.plot(*zip(*points, strict=True), marker="o", label=method)
             axis.set(xscale="log", yscale="log", xlabel={"dim": "dimensions", "rows": "rows"}[moving], ylabel=label)
+            seen = sorted({record["cell"][moving] for record in records if record["cell"][fixed] == sizes[fixed]})
+            axis.set_xticks(seen, [f"{size:,}" for size in seen])
+            axis.minorticks_off()
         column[0].set_title(f"{sizes[fixed]} {'rows' if fixed == 'rows' else 'dimensions'}")
-    axes[0, 0].legend()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
     return figure
 
 
