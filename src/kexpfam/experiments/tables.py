@@ -85,7 +85,7 @@ def _benchmark_row(records: list[Record], dataset: str) -> list[str]:
         count(chosen(records, dataset=dataset, method="exact")),
         mean_and_spread(exact, "nll"),
         f"{max(gaps):+.3f}" if gaps else NOTHING,
-        ", ".join(f"{record['values']['sampler_ks_p_value']:.2f}" for record in of("dde")) or NOTHING,
+        ", ".join(f"{record['values']['sampler_ks_p_value']:.3f}" for record in of("dde")) or NOTHING,
         spread(printed["dde"]),
         _difference(exact, printed["dde"][0]),
         mean_and_spread(good(records, dataset=dataset, measure="released_protocol"), "nll"),
@@ -272,9 +272,9 @@ def mean_and_error(records: list[Record], name: str, digits: int, *, factor: flo
 
 
 def mean_and_spread(records: list[Record], name: str) -> str:
-    """Return the mean of a value over records with its standard deviation, as the paper prints it."""
+    """Return the mean of a value over records with its standard deviation, as the paper prints it; one record has none."""
     values = _values(records, name, 1.0)
-    return spread((float(np.mean(values)), float(np.std(values)))) if values else NOTHING
+    return spread((float(np.mean(values)), float(np.std(values)))) if len(values) > 1 else mean(records, name, 2)
 
 
 def spread(pair: Sequence[float] | None) -> str:
