@@ -84,8 +84,11 @@ def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
 @pytest.mark.slow
 def test_the_joint_divergence_of_dynamics_bounds_that_of_positions(moons):
     solver = SinglyDual(family="dynamics", steps=20, batch_size=128, nodes=2048)
-    few = with_constants(singly_dual, JUDGED_DRAWS=500), with_constants(diagnostics, DRAWS=500)
-    with few[0], few[1], with_constants(duals, MOMENTA=64):
+    with (
+        with_constants(singly_dual, JUDGED_DRAWS=500),
+        with_constants(diagnostics, DRAWS=500),
+        with_constants(duals, MOMENTA=64),
+    ):
         model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
         density, facts = model.density_, model.solution_.facts
         kl, _ = diagnostics.sampler_divergence(density.tilt, density.sampler, density.log_partition, key=jr.key(0))

@@ -72,8 +72,8 @@ class ContrastiveDivergence(eqx.Module):
     """Maximum likelihood by stochastic gradients whose model moments come from persistent or short-run chains.
 
     Short runs are biased in principle: their draws are part data, part model, so that what f raises where no chain gets to is
-    not seen. With few steps and
-    no jumps, short runs can lose a far mode altogether; the table of solvers in ``reproductions`` has what the defaults reach.
+    not seen. With few steps and no jumps, short runs can lose a far mode altogether; the table of solvers in ``reproductions``
+    has what the defaults reach.
 
     ``ascent`` holds the steps and the chains; by default the answer is the mean of the later iterates.
     """
