@@ -56,7 +56,7 @@ SOLVERS: dict[str, type] = {
     "adapted": AdaptedFeatures,
     "deep": DeepNetwork,
 }
-KNOW_CONDITIONS = ("dde", "exact", "random_features")
+KNOW_CONDITIONS = ("dde", "exact")
 KNOW_NO_CONDITIONS = tuple(solver for name, solver in SOLVERS.items() if name not in KNOW_CONDITIONS)
 SPACES = ("nystrom", "full", "random_features")
 # Features of the target in a conditional fit, and the smallest share of the largest that a feature may have.
