@@ -89,7 +89,7 @@ def test_every_other_nu_has_a_smaller_kl_bound(seed, scale):
     batch = Batch(problem.sample.rows(jnp.zeros(count, int)), points, points, log_weights)
     best = at_anchor(problem)
     other = eqx.tree_at(lambda p: p.nu, best, network(1, "scalar", silent=False, seed=seed))
-    last = lambda p: (p.nu.mlp.layers[-1].weight, p.nu.mlp.layers[-1].bias)
+    last = lambda p: (p.nu.layers[-1].weight, p.nu.layers[-1].bias)
     other = eqx.tree_at(last, other, replace_fn=lambda leaf: scale * leaf)
     value = lambda point: float(saddle_terms(point, problem, batch).kl_dual)
     assert value(best) == pytest.approx(normal_divergence(mean), abs=1e-9)

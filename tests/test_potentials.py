@@ -387,6 +387,6 @@ def test_the_gradient_reaches_every_parameter(draw):
 def test_the_gradient_of_a_silent_network_reaches_its_last_layer_only():
     network = Network.draw(2, "scalar", width=8, depth=2, silent=True, key=jr.key(0))
     x, empty = jr.normal(jr.key(1), (30, 2)), jnp.zeros((30, 0))
-    *first, last = eqx.filter_grad(lambda net: jnp.mean(net(x, empty)))(network).mlp.layers
+    *first, last = eqx.filter_grad(lambda net: jnp.mean(net(x, empty)))(network).layers
     assert np.all(np.asarray(last.weight) != 0.0)
     assert all(np.all(np.asarray(layer.weight) == 0.0) for layer in first)

@@ -282,7 +282,7 @@ class TestFile:
         save_tree(file, "sampler", example_sampler(), {"rows": 100})
         with safe_open(file, framework="np") as content:
             header, names = content.metadata(), set(content.keys())
-            weight = content.get_tensor("tree.transport.network.mlp.layers.0.weight")
+            weight = content.get_tensor("tree.transport.network.layers.0.weight")
         assert {key: header[key] for key in ("format", "version", "kind")} == {
             "format": "kexpfam",
             "version": "1",
@@ -292,12 +292,11 @@ class TestFile:
         assert json.loads(header["metadata"]) == {"rows": 100}
         structure = json.loads(header["structure"])
         assert structure["$class"] == "kexpfam.transports:Sampler"
-        assert structure["transport"]["network"]["mlp"]["$class"] == "equinox.nn:MLP"
-        assert structure["transport"]["network"]["mlp"]["activation"] == {"$function": "silu"}
-        assert structure["transport"]["network"]["mlp"]["final_activation"] == {"$function": "identity"}
+        assert structure["transport"]["network"]["$class"] == "kexpfam.potentials:Network"
+        assert structure["transport"]["network"]["activation"] == {"$function": "silu"}
         assert structure["reference"]["means"] == {"$jax": "tree.reference.means"}
         assert "tree.reference.means" in names
-        assert weight.shape == (8, 2)
+        assert weight.shape == (2, 8)
 
     def test_equal_trees_make_equal_files(self, tmp_path):
         paths = [tmp_path / str(number) for number in range(4)]
@@ -381,9 +380,9 @@ class TestUnstorableValuesAreNamed:
         ],
     )
     def test_functions_that_are_not_registered(self, file, function):
-        mlp = eqx.tree_at(lambda net: net.activation, TREES["network"]().mlp, function)
-        with pytest.raises(TypeError, match=r"^tree\.mlp\.activation: cannot store"):
-            save_tree(file, "test", Network(mlp), {})
+        network = Network(TREES["network"]().layers, function, scalar=True)
+        with pytest.raises(TypeError, match=r"^tree\.activation: cannot store"):
+            save_tree(file, "test", network, {})
 
     def test_keys_that_are_not_strings(self, file):
         with pytest.raises(TypeError, match=r"^tree\.a: cannot store the key 1"):

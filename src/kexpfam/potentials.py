@@ -7,11 +7,14 @@ nothing else.
 """
 
 import abc
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import scipy.linalg
 from jax.typing import ArrayLike
@@ -317,18 +320,33 @@ def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.relu(x)
 
 
-def identity(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return x."""
-    return x
-
-
 ACTIVATIONS = {"silu": silu, "relu": relu}
 
 
-class Network(eqx.Module):
-    """A multilayer perceptron of a point and its condition."""
+class Layer(eqx.Module):
+    """``rows @ weight + bias``. The weight lies as inputs times outputs: so its products are fastest on a CPU."""
 
-    mlp: eqx.nn.MLP
+    weight: Float[Array, "a b"]
+    bias: Float[Array, " b"]
+
+    @classmethod
+    def draw(cls, inputs: int, outputs: int, *, key: Key[Array, ""]) -> "Layer":
+        """Return a layer with everything uniform between -1 and 1 over the root of the number of inputs."""
+        weight_key, bias_key = jr.split(key)
+        limit = 1.0 / np.sqrt(max(inputs, 1))
+        uniform = lambda key, *shape: jr.uniform(key, shape, jnp.float32, -limit, limit)
+        return cls(uniform(weight_key, inputs, outputs), uniform(bias_key, outputs))
+
+    def __call__(self, rows: Float[Array, "n a"]) -> Float[Array, "n b"]:
+        return rows @ self.weight + self.bias
+
+
+class Network(eqx.Module):
+    """A multilayer perceptron of a point and its condition: one number per row if it is a scalar function, else a row."""
+
+    layers: tuple[Layer, ...]
+    activation: Callable = eqx.field(static=True)
+    scalar: bool = eqx.field(static=True)
 
     @classmethod
     def draw(
@@ -343,15 +361,19 @@ class Network(eqx.Module):
         key: Key[Array, ""],
     ) -> "Network":
         """Return a random network; a silent one has output 0 everywhere, so that its player starts at its anchor."""
-        mlp = eqx.nn.MLP(inputs, outputs, width, depth, ACTIVATIONS[activation], identity, dtype=jnp.float32, key=key)
+        widths = [inputs, *[width] * depth, 1 if outputs == "scalar" else outputs]
+        keys = jr.split(key, depth + 1)
+        layers = [Layer.draw(*sizes, key=key) for sizes, key in zip(pairwise(widths), keys, strict=True)]
         if silent:
-            last = lambda net: (net.layers[-1].weight, net.layers[-1].bias)
-            mlp = eqx.tree_at(last, mlp, replace_fn=jnp.zeros_like)
-        return cls(mlp)
+            layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
+        return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar")
 
     def __call__(self, x: Float[Array, "b a"], condition: Float[Array, "b p"]) -> Float[Array, "b ..."]:
         rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
-        return jax.vmap(self.mlp)(rows)
+        for layer in self.layers[:-1]:
+            rows = self.activation(layer(rows))
+        values = self.layers[-1](rows)
+        return values[:, 0] if self.scalar else values
 
 
 def choose_centres(sample: Sample, most: int, *, seed: int) -> Sample:

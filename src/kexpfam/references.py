@@ -109,7 +109,7 @@ class MixtureNetwork(ConditionalMeasure):
         if dim > 1:
             levels = targets[np.random.default_rng(0).choice(len(targets), components)]
         start = np.concatenate([np.zeros(components), levels.ravel(), np.full(components * dim, -np.log(components) / dim)])
-        bias = lambda measure: measure.network.mlp.layers[-1].bias
+        bias = lambda measure: measure.network.layers[-1].bias
         return eqx.tree_at(bias, cls(network, components, dim), jnp.asarray(start, jnp.float32))
 
     def given(self, condition):

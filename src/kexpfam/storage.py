@@ -41,7 +41,6 @@ FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Li
 FUNCTIONS: dict[str, Callable] = {
     "silu": potentials.silu,
     "relu": potentials.relu,
-    "identity": potentials.identity,
     "jax.silu": jax.nn.silu,
     "jax.relu": jax.nn.relu,
     "gelu": jax.nn.gelu,

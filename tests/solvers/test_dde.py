@@ -127,8 +127,8 @@ def test_a_solver_in_which_one_player_moves_moves_the_value_its_way(problem, pla
     solver = DoublyDual(width=8, transport_depth=2, nu_depth=2, batch_size=256, **rates)
     state = solver.init(problem, jnp.full(problem.space.size, 0.5), key=jr.key(0))
     # nu at its anchor is at its best, so it starts beside it.
-    jiggled = state.point.nu.mlp.layers[-1].weight + 0.3
-    state = eqx.tree_at(lambda s: s.point.nu.mlp.layers[-1].weight, state, jiggled)
+    jiggled = state.point.nu.layers[-1].weight + 0.3
+    state = eqx.tree_at(lambda s: s.point.nu.layers[-1].weight, state, jiggled)
     batch = draw_batch(problem, 20_000, key=jr.key(1))
     value = lambda state: float(saddle_terms(state.point, problem, batch).value)
     after = run(problem, solver, state, steps=20, chunk=20, key=jr.key(2)).state
