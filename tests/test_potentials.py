@@ -384,6 +384,19 @@ def test_the_gradient_reaches_every_parameter(draw):
         assert np.all(np.asarray(leaf) != 0.0)
 
 
+@pytest.mark.parametrize("outputs", [3, "scalar"])
+def test_a_network_is_its_layers_one_after_the_other(outputs):
+    network = Network.draw(3, outputs, width=8, depth=2, silent=False, activation="relu", key=jr.key(0))
+    x, condition = np.asarray(jr.normal(jr.key(1), (30, 2))), np.asarray(jr.normal(jr.key(2), (30, 1)))
+    expected = []
+    for values in np.hstack([x, condition]):
+        for layer in network.layers[:-1]:
+            values = np.maximum(np.asarray(layer.weight).T @ values + np.asarray(layer.bias), 0.0)
+        values = np.asarray(network.layers[-1].weight).T @ values + np.asarray(network.layers[-1].bias)
+        expected.append(values[0] if outputs == "scalar" else values)
+    np.testing.assert_allclose(network(jnp.asarray(x), jnp.asarray(condition)), expected, atol=1e-6)
+
+
 def test_the_gradient_of_a_silent_network_reaches_its_last_layer_only():
     network = Network.draw(2, "scalar", width=8, depth=2, silent=True, key=jr.key(0))
     x, empty = jr.normal(jr.key(1), (30, 2)), jnp.zeros((30, 0))
