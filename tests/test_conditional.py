@@ -542,9 +542,10 @@ def test_targets_that_are_a_function_of_the_inputs_are_said_aloud(data):
 
 
 def test_an_uncertain_normaliser_is_said_aloud(data, monkeypatch):
-    monkeypatch.setattr(kexpfam.estimators, "LARGE_ERROR", -1.0)
-    with pytest.warns(UncertainNormaliserWarning, match="diagnose"):
+    monkeypatch.setattr(kexpfam.face, "LARGE_ERROR", -1.0)
+    with pytest.warns(UncertainNormaliserWarning, match="diagnose") as caught:
         exact().fit(*data)
+    assert caught[0].filename == __file__, "the warning points at the line that called fit"
 
 
 def test_a_constant_input_is_named_and_changes_nothing(model, data):

@@ -450,8 +450,9 @@ def test_the_callers_jax_is_left_as_it_was(model, moons):
 
 def test_an_uncertain_normaliser_is_said_aloud(moons, monkeypatch):
     monkeypatch.setattr(estimators, "log_partition", lambda *args, **kwargs: Estimate(0.0, 1.0, 5.0))
-    with pytest.warns(UncertainNormaliserWarning, match="uncertain constant"):
+    with pytest.warns(UncertainNormaliserWarning, match="uncertain constant") as caught:
         exact().fit(moons)
+    assert caught[0].filename == __file__, "the warning points at the line that called fit"
 
 
 def test_repeated_rows_are_said_aloud(moons):

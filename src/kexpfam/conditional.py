@@ -16,12 +16,15 @@ from kexpfam.nodes import Nodes
 from kexpfam.partition import QUADRATURE_SAFETY, Estimate
 from kexpfam.potentials import Tilt
 from kexpfam.sample import Scaling
+from kexpfam.solvers.task import Solution, Task, integration_nodes
 from kexpfam.transports import Sampler
 
 # Probabilities in memory at a time.
 CHUNK_NUMBERS = 4_000_000
 # Conditions further outside the training range than this (standard deviations) are treated as if they were here.
 CONDITION_MARGIN = 1.0
+# Normalisers are integrated more finely than the fit, whose grid is the check on them.
+PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
 
 
 class ConditionalDensity(eqx.Module):
@@ -39,6 +42,26 @@ class ConditionalDensity(eqx.Module):
     high: Float[Array, " p"]
     nodes: Nodes
     coarse_nodes: Nodes | None
+
+    @classmethod
+    def of_solution(
+        cls, task: Task, solution: Solution, scaling: Scaling, condition_scaling: Scaling, *, key: Key[Array, ""]
+    ) -> "ConditionalDensity":
+        """Return the density that solves the task, with nodes for its normalisers."""
+        nodes, coarse = (
+            integration_nodes(task, task.proposal, PARTITION_NODES, fineness=fineness, key=key)
+            for fineness in (PARTITION_FINENESS, 1.0)
+        )
+        return cls(
+            tilt=solution.tilt,
+            sampler=solution.sampler,
+            scaling=scaling,
+            condition_scaling=condition_scaling,
+            low=task.sample.condition.min(0),
+            high=task.sample.condition.max(0),
+            nodes=nodes,
+            coarse_nodes=coarse if np.all(nodes.widths > 0.0) else None,
+        )
 
     def conditions(self, X: np.ndarray) -> np.ndarray:
         """Return the conditions in model units, kept near the training range; a column that was constant stays so."""

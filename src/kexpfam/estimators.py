@@ -16,16 +16,18 @@ from kexpfam.face import (
     ConditionalFace,
     DensityFace,
     FittedModel,
-    UncertainNormaliserWarning,
     check_columns,
+    check_scale,
     check_targets,
     in_double_precision,
     key_from,
     one_of,
+    warn_of_uncertain_constant,
+    warn_of_uncertain_partitions,
 )
 from kexpfam.kernels import KERNELS
 from kexpfam.measures import BASES, best_mixture
-from kexpfam.partition import LARGE_ERROR, METHODS, log_partition
+from kexpfam.partition import METHODS, log_partition
 from kexpfam.potentials import Constant, FeatureSpace, RandomFeatures, choose_centres
 from kexpfam.progress import Listener
 from kexpfam.sample import Sample, Scaling
@@ -40,7 +42,7 @@ from kexpfam.solvers.mmd_gan import MMDGAN
 from kexpfam.solvers.moment_matching import MomentMatching
 from kexpfam.solvers.random_features import RandomFeatureGradient
 from kexpfam.solvers.singly_dual import SinglyDual
-from kexpfam.solvers.task import Task, integration_nodes
+from kexpfam.solvers.task import Task
 
 # The one place where a name becomes a solver.
 SOLVERS: dict[str, type] = {
@@ -63,8 +65,6 @@ SPACES = ("nystrom", "full", "random_features")
 TARGET_FEATURES, SPACE_FLOOR = 20, 1e-8
 # Features of the condition: from ... to, one for so many rows.
 CONDITION_FEATURES, ROWS_PER_FEATURE = (60, 150), 20
-# The normaliser of a conditional density is integrated more finely than the fit, whose grid is the check on it.
-PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
 
 
 def checked_solver(estimator: FittedModel):
@@ -187,9 +187,7 @@ class KernelExpFamily(DensityFace):
         completion = None if len(settings.dims) == X.shape[1] else Completion(settings.base, settings.dims)
         self.density_ = Density(tilt, sampler, scaling, estimate, completion)
         self._training = np.asarray(sample.target)
-        if not estimate.trustworthy:
-            message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
-            warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+        warn_of_uncertain_constant(estimate)
         return self
 
     @in_double_precision
@@ -350,29 +348,14 @@ class ConditionalKernelExpFamily(ConditionalFace):
         self._task = Task(sample, base, space, settings.rkhs_penalty, proposal)
         checkpoint = storage.Checkpoint(self.checkpoint, self._task) if self.checkpoint is not None else None
         self.solution_ = solver.solve(self._task, key=solve_key, report=listener, checkpoint=checkpoint)
-        nodes, coarse = (
-            integration_nodes(self._task, proposal, PARTITION_NODES, fineness=fineness, key=nodes_key)
-            for fineness in (PARTITION_FINENESS, 1.0)
-        )
-        self.density_ = ConditionalDensity(
-            tilt=self.solution_.tilt,
-            sampler=self.solution_.sampler,
-            scaling=scalings[settings.power],
-            condition_scaling=condition_scaling,
-            low=jnp.asarray(condition.min(0)),
-            high=jnp.asarray(condition.max(0)),
-            nodes=nodes,
-            coarse_nodes=coarse if np.all(nodes.widths > 0.0) else None,
-        )
+        scaling = scalings[settings.power]
+        self.density_ = ConditionalDensity.of_solution(self._task, self.solution_, scaling, condition_scaling, key=nodes_key)
         self._training, self._training_targets = X, targets
-        self._warn_of_what_the_fit_shows()
+        warn_of_uncertain_partitions(self.density_.partition_errors(X))
+        self._warn_if_nearly_deterministic()
         return self
 
-    def _warn_of_what_the_fit_shows(self) -> None:
-        error = float(self.density_.partition_errors(self._training).max())
-        if error > LARGE_ERROR:
-            message = f"log Z(x) is uncertain by up to {error:.2g}: log densities are too; diagnose() says what to do."
-            warnings.warn(message, UncertainNormaliserWarning, stacklevel=5)
+    def _warn_if_nearly_deterministic(self) -> None:
         if self.rkhs_penalty is None and self.selection_.settings.rkhs_penalty < 2.0 * PENALTIES[-1]:
             message = (
                 "the smallest penalty was the best: the targets are (nearly) a function of the inputs, or take few values. "
@@ -381,16 +364,10 @@ class ConditionalKernelExpFamily(ConditionalFace):
             warnings.warn(message, NearlyDeterministicWarning, stacklevel=5)
 
     def _checked_solver(self, width: int):
-        for name in ("condition_lengthscale", "lengthscale", "base_width"):
-            value = getattr(self, name)
-            shapes = ((), (width,)) if name == "condition_lengthscale" else ((),)
-            if value is None:
-                continue
-            numbers = np.asarray(value, float)
-            # An infinite length scale of an input switches it off.
-            finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
-            if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
-                raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+        # An infinite length scale of an input switches it off.
+        check_scale("condition_lengthscale", self.condition_lengthscale, (), (width,), may_be_infinite=True)
+        check_scale("lengthscale", self.lengthscale, ())
+        check_scale("base_width", self.base_width, ())
         solver = checked_solver(self)
         if isinstance(solver, KNOW_NO_CONDITIONS):
             others = ", ".join(KNOW_CONDITIONS)

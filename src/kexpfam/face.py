@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from kexpfam import storage
 from kexpfam.density import Density
 from kexpfam.diagnostics import Calibration, calibrate
+from kexpfam.partition import LARGE_ERROR, Estimate
 from kexpfam.progress import Bar, Listener
 from kexpfam.sample import constant_columns
 
@@ -289,6 +290,30 @@ def one_of(name: str, value, known) -> None:
     """Raise unless the value is one of the known names."""
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
+
+
+def check_scale(name: str, value, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
+    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
+    if value is None:
+        return
+    numbers = np.asarray(value, float)
+    fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
+    if numbers.shape not in shapes or not fine:
+        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+
+
+def warn_of_uncertain_constant(estimate: Estimate) -> None:
+    """Warn if the normaliser of a density is not to be trusted; to be called by ``_fit``."""
+    if not estimate.trustworthy:
+        message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
+        warnings.warn(message, UncertainNormaliserWarning, stacklevel=5)
+
+
+def warn_of_uncertain_partitions(errors: np.ndarray) -> None:
+    """Warn if a normaliser of a conditional density is not to be trusted; to be called by ``_fit``."""
+    if errors.max() > LARGE_ERROR:
+        message = f"log Z(x) is uncertain by up to {errors.max():.2g}: log densities are too; diagnose() says what to do."
+        warnings.warn(message, UncertainNormaliserWarning, stacklevel=5)
 
 
 def check_targets(X: np.ndarray, targets: np.ndarray, estimator) -> None:

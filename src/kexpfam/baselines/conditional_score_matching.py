@@ -1,6 +1,5 @@
 """The conditional kernel exponential family by score matching (KCEF)."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,16 +26,16 @@ from kexpfam.conditional import ConditionalDensity
 from kexpfam.diagnostics import ConditionalDiagnosis, conditional_divergence, judge_conditional
 from kexpfam.face import (
     ConditionalFace,
-    UncertainNormaliserWarning,
+    check_scale,
     check_targets,
     in_double_precision,
     key_from,
     one_of,
+    warn_of_uncertain_partitions,
 )
 from kexpfam.kernels import Gaussian, median_distance
 from kexpfam.measures import AbstractMeasure, best_mixture
 from kexpfam.measures import Gaussian as Normal
-from kexpfam.partition import LARGE_ERROR
 from kexpfam.potentials import FeatureSpace
 from kexpfam.progress import Listener, Report
 from kexpfam.references import TiltedCells
@@ -44,7 +43,7 @@ from kexpfam.sample import Sample, Scaling
 from kexpfam.selection import fit_base
 from kexpfam.solvers.loop import Status
 from kexpfam.solvers.reference import distil
-from kexpfam.solvers.task import CONDITIONAL_FINENESS, Solution, Task, integration_nodes
+from kexpfam.solvers.task import CONDITIONAL_FINENESS, Solution, Task
 from kexpfam.transports import Identity, Sampler
 
 FOLDS = 10
@@ -62,8 +61,6 @@ WALK_ERRORS, SEPARATE_ERRORS = 0.5, 1.0
 LEAST_GAIN = 1e-4
 # In standard deviations of the target. Where nothing was learned f is 0, and far targets must be possible there.
 BASE_WIDTH = 1.5
-# The normaliser is integrated on the finer of two grids; the other is the check on it.
-PARTITION_FINENESS, PARTITION_NODES = 1.4, 16384
 
 
 class ConditionalScoreTrial(NamedTuple):
@@ -279,25 +276,9 @@ class ConditionalScoreMatching(ConditionalFace):
             distil(task, weights, key=solve_key) if fineness is None else TiltedCells.on_grid(tilt, target, fineness=fineness)
         )
         self.solution_ = Solution(tilt, Sampler(reference, Identity(), base), Status.CONVERGED, {}, {})
-        nodes, coarse = (
-            integration_nodes(task, task.proposal, PARTITION_NODES, fineness=fineness, key=nodes_key)
-            for fineness in (PARTITION_FINENESS, 1.0)
-        )
-        self.density_ = ConditionalDensity(
-            tilt=tilt,
-            sampler=self.solution_.sampler,
-            scaling=scaling,
-            condition_scaling=condition_scaling,
-            low=jnp.asarray(condition.min(0)),
-            high=jnp.asarray(condition.max(0)),
-            nodes=nodes,
-            coarse_nodes=coarse if np.all(nodes.widths > 0.0) else None,
-        )
+        self.density_ = ConditionalDensity.of_solution(task, self.solution_, scaling, condition_scaling, key=nodes_key)
         self._training, self._training_targets = X, targets
-        error = float(self.density_.partition_errors(X).max())
-        if error > LARGE_ERROR:
-            message = f"log Z(x) is uncertain by up to {error:.2g}: log densities are too; diagnose() says what to do."
-            warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+        warn_of_uncertain_partitions(self.density_.partition_errors(X))
         return self
 
     @in_double_precision
@@ -317,16 +298,10 @@ class ConditionalScoreMatching(ConditionalFace):
     def _check_settings(self, width: int, equations: int) -> None:
         if not isinstance(self.base, AbstractMeasure):
             one_of("base", self.base, SCORE_BASES)
-        for name in ("condition_lengthscale", "lengthscale", "rkhs_penalty"):
-            value = getattr(self, name)
-            shapes = ((), (width,)) if name == "condition_lengthscale" else ((),)
-            if value is None:
-                continue
-            numbers = np.asarray(value, float)
-            # An infinite length scale of an input switches it off.
-            finite = name == "condition_lengthscale" or np.all(np.isfinite(numbers))
-            if numbers.shape not in shapes or not np.all(numbers > 0.0) or not finite:
-                raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+        # An infinite length scale of an input switches it off.
+        check_scale("condition_lengthscale", self.condition_lengthscale, (), (width,), may_be_infinite=True)
+        check_scale("lengthscale", self.lengthscale, ())
+        check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if equations > MOST_EQUATIONS:
             raise ValueError(
                 f"score matching solves a system of rows * columns of y = {equations:,} equations, and {MOST_EQUATIONS:,} is "

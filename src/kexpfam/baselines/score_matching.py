@@ -1,7 +1,6 @@
 """The kernel exponential family by score matching: no normaliser in the fit, a linear system instead, and chains to draw."""
 
 import functools
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,11 +25,11 @@ from kexpfam.density import RESAMPLING_SHARE, Density, walked
 from kexpfam.diagnostics import Verdict, judge, sampler_divergence
 from kexpfam.face import (
     DensityFace,
-    UncertainNormaliserWarning,
     check_columns,
     in_double_precision,
     key_from,
     one_of,
+    warn_of_uncertain_constant,
     whole,
 )
 from kexpfam.kernels import Gaussian, median_distance
@@ -192,9 +191,7 @@ class ScoreMatchingExpFamily(DensityFace):
         estimate = log_partition(tilt, proposal, points, method=self.normaliser, key=partition_key)
         self.density_ = Density(tilt, sampler, scaling, estimate, None)
         self._training = points
-        if not estimate.trustworthy:
-            message = f"log Z = {estimate}: log densities share an uncertain constant; diagnose() says what to do."
-            warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+        warn_of_uncertain_constant(estimate)
         return self
 
     @in_double_precision
