@@ -136,6 +136,40 @@ def test_the_slope_of_a_power_law_is_its_exponent():
     assert "not reproduced" in claims.rate_of("exact", -1.5)({"rate": records})[1]
 
 
+def test_a_costly_fit_is_not_called_cheap():
+    costs = lambda seconds: [
+        record(values={"seconds": s, "megabytes": 5.0 * s}, measure="cost", method=method, rows=rows, dim=dim)
+        for method, s in (("dde", seconds), ("score matching, full", 2.0))
+        for dim, rows in ((2, 400), (50, 100))
+    ]
+    text, verdict = claims.cost_levels({"cost": costs(1.0)})
+    assert verdict == claims.REPRODUCED
+    assert text == "50-D, 100 rows: 5 MB, 1.0 s against 10 MB, 2.0 s; 2-D, 400 rows: 5 MB, 1.0 s against 10 MB, 2.0 s"
+    assert "not reproduced" in claims.cost_levels({"cost": costs(3.0)})[1]
+
+
+def test_a_solver_is_near_exact_by_its_worst_draw():
+    gaps = {"exact": (0.0, 0.0), "a": (0.01, 0.02), "b": (0.0, 0.2)}
+    records = [
+        record(values={"nll": seed + gap, "facts": {"polish_gain": gap}}, measure="algorithm", method=method, seed=seed)
+        for method, both in gaps.items()
+        for seed, gap in enumerate(both)
+    ]
+    assert claims.near_exact("a")({"algorithms": records}) == ("NLL − exact, worst: a +0.020", claims.REPRODUCED)
+    assert "not reproduced" in claims.near_exact("a", "b")({"algorithms": records})[1]
+    assert claims.near_exact("c")({"algorithms": records}) is None
+    assert claims.left_to_the_polish("a")({"algorithms": records})[1] == claims.REPRODUCED
+    assert "not reproduced" in claims.left_to_the_polish("b")({"algorithms": records})[1]
+
+
+def test_a_method_is_unstable_only_where_it_failed():
+    halves = [
+        record("bad" if name == "x" else "ok", measure="conditional", method="kcef", dataset=name, seed=0) for name in "xy"
+    ]
+    assert claims.unstable_on("x")({"table2": halves}) == ("x: 1 of 1 halves fail", claims.REPRODUCED)
+    assert "not reproduced" in claims.unstable_on("x", "y")({"table2": halves})[1]
+
+
 def test_a_claim_without_records_is_not_called_reproduced():
     text = claims.page({name: [] for name in EXPERIMENTS})
     measured = [line for line in text.splitlines() if "kexpfam reproduce" in line]
