@@ -9,8 +9,8 @@ from oracles import with_constants
 
 from kexpfam import KernelExpFamily, kernels, load
 from kexpfam.datasets import two_moons
-from kexpfam.measures import Gaussian
-from kexpfam.objective import Point, draw_batch, player_gradient
+from kexpfam.measures import Gaussian, StandardNormal
+from kexpfam.objective import Point, Problem, draw_batch, player_gradient
 from kexpfam.potentials import Constant, Expansion, Expansions, FeatureSpace, KernelSpan, Member
 from kexpfam.sample import Sample
 from kexpfam.solvers import reference
@@ -272,3 +272,23 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_a_space_without_a_kernel_is_refused(moons):
     with pytest.raises(ValueError, match="leave space at 'nystrom'"):
         KernelExpFamily(solver="functional", space="random_features", **SETTINGS).fit(moons)
+
+
+def operations_of_a_step(dim: int, terms: int) -> float:
+    """Return the floating-point operations of one step of f and nu, as the compiler counts them."""
+    base, kernel = StandardNormal(dim), kernels.Gaussian(WIDTH)
+    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(40, dim)))
+    space = Expansions(kernel)
+    full = Expansion.starting(jnp.zeros((0, dim)), [], slots=terms)
+    transport = Affine(jnp.eye(dim), jnp.zeros(dim))
+    problem = Problem(sample, base, space, base, jnp.array(PENALTY), jnp.array(1.0), anchored=False)
+    batch = draw_batch(problem, 16, key=jr.key(0))
+    step = jax.jit(lambda f, nu: climbed(problem, Point(f, Member(space, nu), transport), batch, jnp.array(0.1)))
+    return step.lower(full, full).compile().cost_analysis()["flops"]
+
+
+def test_a_step_costs_as_many_operations_as_terms_times_dimensions():
+    # K steps make K terms, so that all of them take K^2 d: appendix B of the paper. Large sizes hide what does not grow.
+    once = operations_of_a_step(200, 4000)
+    assert operations_of_a_step(200, 8000) == pytest.approx(2.0 * once, rel=0.05)
+    assert operations_of_a_step(400, 4000) == pytest.approx(2.0 * once, rel=0.05)

@@ -375,6 +375,8 @@ CLAIMS = (
           tested("tests/test_objective.py")),
     Claim("4", "Algorithms 1 and 2: expansions that grow by functional gradients.", "make test", "algorithm",
           tested("tests/solvers/test_functional.py")),
+    Claim("4", "Algorithm 2 takes K² d operations for K steps (appendix).", "make test", "K² d",
+          tested("tests/solvers/test_functional.py")),
     Claim("4", "Random features hold f in r d numbers, whatever the rows (remark).", "make test", "algorithm",
           tested("tests/solvers/test_random_features.py")),
     Claim("4", "Random, adapted and deep features in place of the kernel's (appendix).", "kexpfam reproduce algorithms",
