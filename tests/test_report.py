@@ -73,6 +73,7 @@ def test_the_dimensions_that_are_shown_can_be_chosen():
     assert axis.get_xlabel().endswith("3")
 
 
+@pytest.mark.slow
 def test_the_trace_is_a_figure_with_a_panel_per_signal(saddle):
     figure = report.plot_trace(saddle)
     assert isinstance(figure, Figure)
@@ -88,6 +89,7 @@ def test_a_model_without_saddle_steps_has_no_trace(model):
         report.plot_trace(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 6])
 def test_snapshots_are_a_panel_each(saddle, most):
     kept = sorted(map(int, saddle.solution_.snapshots))

@@ -28,18 +28,21 @@ def model(moons):
     return SplineFlow(**SMALL).fit(moons)
 
 
+@pytest.mark.slow
 def test_the_density_integrates_to_one_in_data_units(model, moons):
     points, volume = midpoint_grid(moons.mean(0) - 8.0 * moons.std(0), moons.mean(0) + 8.0 * moons.std(0), 250)
     # Splines have kinks in their second derivative, which the midpoint rule feels.
     assert volume * np.exp(model.score_samples(points)).sum() == pytest.approx(1.0, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_training_raises_the_likelihood(model, moons):
     normal = scipy.stats.multivariate_normal(moons.mean(0), np.diag(moons.var(0))).logpdf(moons).mean()
     assert model.score(moons) > normal + 0.05
     assert model.training_.validation.min() < model.training_.validation[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_draws_follow_the_density(model, moons, seed):
     draws = model.sample(1000, random_state=seed)
@@ -52,6 +55,7 @@ def test_draws_follow_the_density(model, moons, seed):
     np.testing.assert_array_equal(draws, model.sample(1000, random_state=seed, refine=2))
 
 
+@pytest.mark.slow
 def test_a_stored_model_is_the_same_to_the_last_bit(model, moons, tmp_path):
     model.save(tmp_path / "model.kexpfam")
     stored = kexpfam.load(tmp_path / "model.kexpfam")
@@ -60,6 +64,7 @@ def test_a_stored_model_is_the_same_to_the_last_bit(model, moons, tmp_path):
     assert str(stored.diagnose()) == str(model.diagnose())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model(model, moons):
     again = clone(model).fit(moons)
     np.testing.assert_array_equal(again.score_samples(moons), model.score_samples(moons))
@@ -68,6 +73,7 @@ def test_the_same_seed_gives_the_same_model(model, moons):
     )
 
 
+@pytest.mark.slow
 def test_far_points_have_a_low_finite_log_density(model):
     log_density = model.score_samples([[1e3, 0.0], [1e8, -1e8]])
     assert np.all(np.isfinite(log_density))
@@ -85,6 +91,7 @@ def test_any_number_of_columns_will_do(moons, dims):
     assert fitted.diagnose().verdict == "fair"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("finished", "verdict"), [(True, "good"), (False, "fair")])
 def test_the_diagnosis_says_whether_training_had_ended(model, finished, verdict):
     copy = clone(model)

@@ -209,6 +209,7 @@ def test_the_density_is_near_the_exact_one(warm, exact):
     assert warm.diagnose().f_gap < 0.02
 
 
+@pytest.mark.slow
 def test_the_solution_lives_on_centres_of_its_own(warm):
     space, facts = warm.solution_.tilt.space, warm.solution_.facts
     assert isinstance(space.target, KernelSpan)
@@ -220,6 +221,7 @@ def test_the_solution_lives_on_centres_of_its_own(warm):
     assert 0.0 < facts["polish_gain"] < 0.1
 
 
+@pytest.mark.slow
 def test_the_trace_is_finite_and_a_stored_model_scores_the_same(warm, moons, tmp_path):
     assert set(warm.solution_.trace) == {"data_fit", "model_fit", "kl_dual"}
     assert {len(series) for series in warm.solution_.trace.values()} == {20}
@@ -239,6 +241,7 @@ def test_the_cold_start_without_polish_improves_on_the_base(moons):
     assert model.score(moons) > (base + np.asarray(model.density_.scaling.log_jacobian(moons))).mean() + 0.1
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_returns_its_last_state(moons):
     def listener(report):
         if report.stage == "saddle":

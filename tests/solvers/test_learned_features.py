@@ -63,6 +63,7 @@ def test_a_stored_model_scores_the_same(name, moons, tmp_path, request):
     np.testing.assert_allclose(load(tmp_path / "model.kexpfam").score_samples(moons), model.score_samples(moons))
 
 
+@pytest.mark.slow
 def test_the_facts_and_the_trace_tell_how_the_features_were_learned(adapted, deep):
     for model in (adapted, deep):
         facts, trace = model.solution_.facts, model.solution_.trace

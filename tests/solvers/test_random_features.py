@@ -30,6 +30,7 @@ def warm(moons):
     return KernelExpFamily(solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, nodes=4096), **SETTINGS).fit(moons)
 
 
+@pytest.mark.slow
 def test_the_density_is_near_the_exact_one(warm, moons):
     held_out = two_moons().sample(2000, random_state=1)
     exact = KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
@@ -38,6 +39,7 @@ def test_the_density_is_near_the_exact_one(warm, moons):
     assert 0.0 < warm.solution_.facts["polish_gain"] < 0.1
 
 
+@pytest.mark.slow
 def test_f_lives_on_as_many_random_features_as_asked_for(warm):
     span = warm.solution_.tilt.space.target
     assert isinstance(span, RandomFeatures)
@@ -47,6 +49,7 @@ def test_f_lives_on_as_many_random_features_as_asked_for(warm):
     assert np.std(np.asarray(span.frequencies)) * SETTINGS["lengthscale"] == pytest.approx(1.0, abs=error)
 
 
+@pytest.mark.slow
 def test_a_stored_model_scores_the_same(warm, moons, tmp_path):
     warm.save(tmp_path / "model.kexpfam")
     np.testing.assert_allclose(load(tmp_path / "model.kexpfam").score_samples(moons), warm.score_samples(moons))

@@ -42,12 +42,14 @@ def gaussian(moons):
     return KernelExpFamily(solver=SinglyDual(family="gaussian", polish=False, **QUICK), **SETTINGS).fit(moons)
 
 
+@pytest.mark.slow
 def test_the_saddle_point_of_a_mixture_is_the_exact_density_without_polish(mixture, exact, moons):
     assert mixture.solution_.status is Status.RAN_ALL_STEPS
     assert mixture.score(moons) == pytest.approx(exact.score(moons), abs=0.05)
     assert abs(mixture.solution_.facts["saddle_kl"]) < 0.05
 
 
+@pytest.mark.slow
 def test_a_normal_cannot_hold_two_moons_and_the_facts_say_so(gaussian, exact, moons):
     assert gaussian.solution_.facts["saddle_kl"] > 1.0
     assert gaussian.score(moons) < exact.score(moons) - 1.0
@@ -59,6 +61,7 @@ def test_the_reported_divergence_is_that_of_the_diagnosis(mixture):
     assert abs(mixture.solution_.facts["sampler_kl"] - kl.value) < 5 * np.sqrt(2.0) * kl.standard_error + 1e-3
 
 
+@pytest.mark.slow
 def test_the_trace_says_that_the_gap_closed(mixture):
     trace = mixture.solution_.trace
     assert trace["approximation_gap"][-20:].mean() < 0.3 * trace["approximation_gap"][0]
@@ -74,6 +77,7 @@ def test_polish_gives_any_family_the_exact_density(exact, moons):
     assert polished.solution_.facts["polish_gain"] > 0.1
 
 
+@pytest.mark.slow
 def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
     mixture.save(tmp_path / "model.kexpfam")
     again = kexpfam.load(tmp_path / "model.kexpfam")
@@ -104,6 +108,7 @@ def test_a_normal_in_a_linear_space_responds_with_its_variance():
     assert response[0, 0] == pytest.approx(0.49, rel=5 * np.sqrt(2.0 / 8192))
 
 
+@pytest.mark.slow
 def test_a_family_of_few_parameters_responds_in_few_directions(gaussian):
     task = gaussian._task
     dual = duals.start_dual("gaussian", np.asarray(task.sample.target), gaussian.solution_.tilt, key=jr.key(0))
