@@ -152,6 +152,7 @@ def test_the_bandwidth_is_the_best_left_out_one():
     assert duals.BANDWIDTHS[0] < best < duals.BANDWIDTHS[-1]
 
 
+@pytest.mark.slow
 def test_the_density_of_a_flow_integrates_to_one():
     pytest.importorskip("flowjax")
     with with_constants(duals, FLOW_LAYERS=2, FLOW_WIDTH=8):

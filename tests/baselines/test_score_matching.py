@@ -306,6 +306,7 @@ def test_a_mixture_as_base_settles_the_shares_that_the_loss_does_not_see(seed):
     assert ScoreMatchingExpFamily().base == "mixture"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refine", [0, 3])
 def test_draws_follow_the_density(model, refine):
     draws = model.sample(DRAWS, random_state=1, refine=refine)

@@ -69,6 +69,7 @@ def test_the_trace_says_that_the_gap_closed(mixture):
     np.testing.assert_allclose(trace["value"], value, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_polish_gives_any_family_the_exact_density(exact, moons):
     solver = SinglyDual(family="gaussian", steps=2, batch_size=256, nodes=4096)
     polished = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
