@@ -151,7 +151,13 @@ def test_a_costly_fit_is_not_called_cheap():
 def test_a_solver_is_near_exact_by_its_worst_draw():
     gaps = {"exact": (0.0, 0.0), "a": (0.01, 0.02), "b": (0.0, 0.2)}
     records = [
-        record(values={"nll": seed + gap, "facts": {"polish_gain": gap}}, measure="algorithm", method=method, seed=seed)
+        record(
+            values={"nll": seed + gap, "facts": {"polish_gain": gap}},
+            measure="algorithm",
+            dataset="two-moons",
+            method=method,
+            seed=seed,
+        )
         for method, both in gaps.items()
         for seed, gap in enumerate(both)
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kexpfam.experiments.records import Record, chosen, good
-from kexpfam.experiments.tables import PAPER, markdown, slope, slope_text
+from kexpfam.experiments.tables import PAPER, gaps_to_exact, markdown, slope, slope_text
 
 Records = dict[str, list[Record]]
 # Our number in words, and whether it bears the claim out; None where nothing was measured.
@@ -179,13 +179,7 @@ def beats_competitors(records: Records) -> Finding:
 
 def close_to_exact(records: Records) -> Finding:
     """Read how far the saddle point's density is from the convex optimum on the benchmark sets."""
-    found = records.get("table2", [])
-    exact = {(r["cell"]["dataset"], r["cell"]["seed"]): r["values"]["nll"] for r in good(found, method="exact")}
-    gaps = [
-        r["values"]["nll"] - exact[r["cell"]["dataset"], r["cell"]["seed"]]
-        for r in good(found, method="dde")
-        if (r["cell"]["dataset"], r["cell"]["seed"]) in exact
-    ]
+    gaps = gaps_to_exact(records.get("table2", []), "dde")
     if not gaps:
         return None
     return f"at most {max(gaps):+.3f} nats over {len(gaps)} fits", unless(max(gaps) < 0.05, "some fit is further off")
@@ -277,17 +271,12 @@ def near_exact(*solvers: str) -> Callable[[Records], Finding]:
     """Read how far the densities of some solvers are from the convex optimum, at worst."""
 
     def read(records: Records) -> Finding:
-        found = records.get("algorithms", [])
-        exact = {record["cell"]["seed"]: record["values"]["nll"] for record in good(found, method="exact")}
-        texts, worst = [], -np.inf
-        for solver in solvers:
-            mine = [(record["cell"]["seed"], record["values"]["nll"]) for record in good(found, method=solver)]
-            gaps = [nll - exact[seed] for seed, nll in mine if seed in exact]
-            if not gaps:
-                return None
-            texts.append(f"{solver} {max(gaps):+.3f}")
-            worst = max(worst, *gaps)
-        return f"NLL − exact, worst: {', '.join(texts)}", unless(worst < 0.05, "a fit is further off")
+        gaps = {solver: gaps_to_exact(records.get("algorithms", []), solver) for solver in solvers}
+        if not all(gaps.values()):
+            return None
+        worst = {solver: max(found) for solver, found in gaps.items()}
+        text = ", ".join(f"{solver} {gap:+.3f}" for solver, gap in worst.items())
+        return f"NLL − exact, worst: {text}", unless(max(worst.values()) < 0.05, "a fit is further off")
 
     return read
 

@@ -171,11 +171,16 @@ def headline_of_solvers(records: list[Record]) -> str:
     return markdown(("solver", "NLL − exact, worst", "gain of the polish", "KL(sampler ‖ density)", "fit s", "MB"), rows)
 
 
+def gaps_to_exact(records: list[Record], method: str) -> list[float]:
+    """Return how far a solver's NLL is above the exact solution's, on each draw of each set that both have."""
+    draw = lambda record: (record["cell"]["dataset"], record["cell"]["seed"])
+    exact = {draw(record): record["values"]["nll"] for record in good(records, method="exact")}
+    return [record["values"]["nll"] - exact[draw(record)] for record in good(records, method=method) if draw(record) in exact]
+
+
 def _worst_gap(records: list[Record], method: str) -> str:
     """Return the largest excess of a solver's NLL over the exact solution's on the same draw."""
-    exact = {record["cell"]["seed"]: record["values"]["nll"] for record in good(records, method="exact")}
-    seeds = [(record["cell"]["seed"], record["values"]["nll"]) for record in good(records, method=method)]
-    gaps = [nll - exact[seed] for seed, nll in seeds if seed in exact]
+    gaps = gaps_to_exact(records, method)
     return f"{max(gaps):+.3f}" if gaps and method != "exact" else NOTHING
 
 
