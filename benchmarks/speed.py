@@ -9,12 +9,9 @@ layers in both networks, noise of width 64, and a normal base. The paper does no
 widths of 128, as without a condition, and of 64 are both measured.
 """
 
-import json
 import os
 import statistics
-import subprocess
 import time
-from pathlib import Path
 
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -23,52 +20,70 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import jax.random as jr  # noqa: E402
 import numpy as np  # noqa: E402
+from ledger import append  # noqa: E402
 
-from kexpfam import DoublyDual, datasets  # noqa: E402
-from kexpfam.kernels import Gaussian as GaussianKernel  # noqa: E402
-from kexpfam.kernels import lengthscale_from_ratio, median_distance  # noqa: E402
-from kexpfam.measures import Box, Gaussian, StandardNormal  # noqa: E402
-from kexpfam.objective import Problem  # noqa: E402
-from kexpfam.potentials import Constant, FeatureSpace, KernelSpan  # noqa: E402
-from kexpfam.sample import Sample  # noqa: E402
-from kexpfam.solvers.loop import run  # noqa: E402
+from kexpfam import datasets  # noqa: E402
+from kexpfam.data.sample import Sample  # noqa: E402
+from kexpfam.fit.loop import run  # noqa: E402
+from kexpfam.fit.saddle import DoublyDual, SaddleProblem  # noqa: E402
+from kexpfam.model.kernels import Gaussian as GaussianKernel  # noqa: E402
+from kexpfam.model.kernels import lengthscale_from_ratio, median_distance  # noqa: E402
+from kexpfam.model.measures import Box, Gaussian, StandardNormal  # noqa: E402
+from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan  # noqa: E402
+
+__all__ = ["conditional_rounds", "jax_rounds", "main", "torch_rounds"]
 
 POINTS, WIDTH, NOISE, BATCH = 1000, 128, 128, 100
 HIDDEN = {"transport": 3, "nu": 2}
 ROUNDS, REPEATS = 150, 5
-RECORDS = Path(__file__).parent / "records" / "speed.jsonl"
+
+
+def single(span: KernelSpan) -> KernelSpan:
+    """Return a span in the precision that the paper's networks have."""
+    return jax.tree.map(jnp.float32, span)
+
+
+def rounds(problem: SaddleProblem, features: int, solver: DoublyDual):
+    """Return a function that runs ROUNDS updates of f with the library's own loop, in single precision."""
+    state = solver.init(problem, jnp.zeros(features, jnp.float32), key=jr.key(0))
+    once = lambda: run(problem, solver, state, steps=ROUNDS, key=jr.key(1), stage="speed", chunk=50)
+    return lambda: jax.block_until_ready(once().state.step)
 
 
 def jax_rounds():
-    """Return a function that runs ROUNDS updates of f with the library's own loop."""
+    """Return the updates of the released two-moons experiment."""
     points = datasets.two_moons().sample(POINTS, random_state=0).astype(np.float32)
-    sample = Sample.unconditional(points)
-    kernel = GaussianKernel(jnp.float32(lengthscale_from_ratio(0.1, median_distance(points))))
-    span = KernelSpan.build(kernel, points)  # all training points are centres
-    space = FeatureSpace(Constant(), KernelSpan(kernel, span.centres, span.whitening.astype(jnp.float32)))
-    low, high = (jnp.asarray(side, jnp.float32) for side in (points.min(0) - 1.0, points.max(0) + 1.0))
-    problem = Problem(sample, Box(low, high), space, StandardNormal(NOISE), jnp.float32(0.0), jnp.float32(1.0), anchored=False)
-    depths = {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
-    solver = DoublyDual(nu_rate=1e-4, transport_rate=1e-4, width=WIDTH, batch_size=BATCH, activation="relu", **depths)
-    state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
-    return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
+    lengthscale = lengthscale_from_ratio(0.1, median_distance(points))
+    # All training points are centres.
+    space = FeatureSpace(Constant(), single(KernelSpan.build(GaussianKernel(lengthscale), points)))
+    base = Box(points.min(0) - 1.0, points.max(0) + 1.0)
+    fixed = {"rkhs_penalty": jnp.float32(0.0), "inverse_temperature": jnp.float32(1.0), "anchored": False}
+    problem = SaddleProblem(Sample.unconditional(points), base, space, StandardNormal(NOISE), **fixed)
+    sizes = {"width": WIDTH, "batch_size": BATCH} | {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
+    return rounds(problem, space.size, DoublyDual(nu_rate=1e-4, transport_rate=1e-4, activation="relu", **sizes))
 
 
 def conditional_rounds(width: int):
-    """Return a function that runs ROUNDS updates of f of a conditional density, with hidden layers of this width."""
+    """Return updates of a conditional density, with hidden layers of this width."""
     rng = np.random.default_rng(0)
     condition = rng.normal(size=(149, 1)).astype(np.float32)
     target = (np.sin(condition) + 0.3 * rng.normal(size=(149, 1))).astype(np.float32)
-    kernel = GaussianKernel(jnp.float32(0.5))
-    single = lambda span: KernelSpan(kernel, span.centres, span.whitening.astype(jnp.float32))
-    condition_span, target_span = (single(KernelSpan.build(kernel, points, rank=20)) for points in (condition, target))
-    space = FeatureSpace(condition_span, target_span)
-    base = Gaussian(jnp.zeros(1, jnp.float32), jnp.eye(1, dtype=jnp.float32))
-    sample = Sample(jnp.asarray(target), jnp.asarray(condition))
-    problem = Problem(sample, base, space, StandardNormal(64), jnp.float32(1e-3), jnp.float32(1.0), anchored=False)
+    span = lambda rows: single(KernelSpan.build(GaussianKernel(0.5), rows, rank=20))
+    base = Gaussian(np.zeros(1, np.float32), np.eye(1, dtype=np.float32))
+    fixed = {"rkhs_penalty": jnp.float32(1e-3), "inverse_temperature": jnp.float32(1.0), "anchored": False}
+    space = FeatureSpace(span(condition), span(target))
+    problem = SaddleProblem(Sample(target, condition), base, space, StandardNormal(64), **fixed)
     solver = DoublyDual(width=width, batch_size=BATCH, activation="relu", transport_depth=2, nu_depth=2)
-    state = solver.init(problem, jnp.zeros(space.size, jnp.float32), key=jr.key(0))
-    return lambda: jax.block_until_ready(run(problem, solver, state, steps=ROUNDS, key=jr.key(1), chunk=50).state.step)
+    return rounds(problem, space.size, solver)
+
+
+def torch_network(inputs: int, outputs: int, hidden: int):
+    """Return a plain ReLU network."""
+    from torch import nn
+
+    widths = [inputs, *[WIDTH] * hidden]
+    layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
 
 
 def torch_rounds():
@@ -81,12 +96,7 @@ def torch_rounds():
     gamma = 0.5 / lengthscale_from_ratio(0.1, median_distance(points.numpy())) ** 2
     low, high = points.min(0).values - 1.0, points.max(0).values + 1.0
 
-    def network(inputs, outputs, hidden):
-        widths = [inputs, *[WIDTH] * hidden]
-        layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
-
-    g, nu = network(NOISE, 2, HIDDEN["transport"]), network(2, 1, HIDDEN["nu"])
+    g, nu = torch_network(NOISE, 2, HIDDEN["transport"]), torch_network(2, 1, HIDDEN["nu"])
     weights = torch.zeros(POINTS, requires_grad=True)
     players = {"f": [weights], "g": list(g.parameters()), "nu": list(nu.parameters())}
     optimisers = {name: torch.optim.Adam(parameters, 1e-4, betas=(0.5, 0.99)) for name, parameters in players.items()}
@@ -116,18 +126,13 @@ def torch_rounds():
     return rounds
 
 
-def commit() -> str:
-    described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
-
-
 def main() -> None:
     contestants = {"kexpfam": jax_rounds()} | {f"conditional, width {width}": conditional_rounds(width) for width in (128, 64)}
     try:
         contestants["pytorch"] = torch_rounds()
     except ImportError:
         print("PyTorch is not installed; measuring kexpfam alone")
-    rates = {name: [] for name in contestants}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
     for once in contestants.values():
         once()
     for _ in range(REPEATS):  # interleaved, so that a busy moment of the machine hits both
@@ -138,11 +143,8 @@ def main() -> None:
     record = {name: round(statistics.median(values), 1) for name, values in rates.items()}
     if "pytorch" in record:
         record["ratio"] = round(record["kexpfam"] / record["pytorch"], 2)
-    record |= {"commit": commit()}
     print(record)
-    RECORDS.parent.mkdir(exist_ok=True)
-    with RECORDS.open("a") as stream:
-        stream.write(json.dumps(record) + "\n")
+    append("speed", record)
 
 
 if __name__ == "__main__":

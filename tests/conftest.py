@@ -8,6 +8,18 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
+
+# Every annotated shape and type of the package is checked at every call of the run.
+jaxtyping.install_import_hook("kexpfam", "typechecking.checked")
+
+from kexpfam.datasets import two_moons  # noqa: E402
 
 # The oracles are good to far more digits than float32 has.
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(scope="module")
+def moons():
+    return two_moons().sample(150, random_state=0)

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kexpfam.kernels import Linear
-from kexpfam.measures import Gaussian
-from kexpfam.potentials import FeatureSpace, Tilt
-from kexpfam.sample import Sample
+from kexpfam.data.sample import Sample
+from kexpfam.model.density import Tilt
+from kexpfam.model.kernels import Linear
+from kexpfam.model.measures import Gaussian
+from kexpfam.model.spaces import FeatureSpace
 
 LOG_TWO_PI = np.log(2.0 * np.pi)
 

@@ -1,26 +1,23 @@
+import functools
+import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
-from oracles import with_constants
 
 import kexpfam
-from kexpfam import cli, conditional_selection, diagnostics, estimators, registry
-from kexpfam.datasets import two_moons
-from kexpfam.solvers import reference
+from kexpfam import DDE, ConditionalKernelExpFamily, KernelExpFamily, Search, cli, estimators
+from kexpfam.datasets import SYNTHETIC, two_moons
+from kexpfam.fit.bases import BASES
+from kexpfam.fit.problem import SOLVERS
+from kexpfam.fit.saddle import DoublyDual
+from kexpfam.model.kernels import KERNELS
+from kexpfam.paper.contrastive import ContrastiveDivergence
 
 FIXED = ["--solver", "exact", "--lengthscale", "1.0", "--rkhs-penalty", "0.01", "--quiet"]
 ROWS = 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_fits():
-    with (
-        with_constants(reference, COMPONENTS=6, DRAWS=1000, CANDIDATES=3000),
-        with_constants(diagnostics, DRAWS=500, NODES=2048, CERTIFYING_DRAWS=2048, TRACE_DRAWS=200),
-    ):
-        yield
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def model(folder, table):
     """Return a model file, fitted through the library."""
     data = pd.read_csv(table)[["left", "right"]].to_numpy()
     settings = {"solver": "exact", "lengthscale": 1.0, "rkhs_penalty": 0.01, "random_state": 0}
-    estimator = estimators.KernelExpFamily(**settings).fit(data)
+    estimator = KernelExpFamily(**settings).fit(data)
     estimator.column_names_ = ["left", "right"]
     estimator.save(folder / "model.kexpfam")
     return folder / "model.kexpfam"
@@ -66,7 +63,7 @@ def test_fit_writes_the_model_that_the_library_fits(run, table, model, tmp_path)
     output = tmp_path / "new" / "model.kexpfam"
     code, out, err = run("fit", table, "--columns", "left,right", "-o", output, *FIXED)
     assert (code, err) == (0, "")
-    assert f"fitted {ROWS} rows of 2 columns" in out
+    assert f"fitted {ROWS} rows of 2 columns: length scale 1, penalty 1e-02, base gaussian" in out
     assert "mean log density of the training rows" in out
     data = pd.read_csv(table)[["left", "right"]].to_numpy()
     expected = kexpfam.load(model).score_samples(data)
@@ -103,6 +100,60 @@ def test_score_without_a_file_writes_to_standard_output(run, table, model):
     assert lines[0] == "log_density"
     assert len(lines) == ROWS + 1
     assert all(np.isfinite(float(line)) for line in lines[1:])
+
+
+@pytest.fixture(scope="module")
+def expected(table, model):
+    return kexpfam.load(model).score_samples(pd.read_csv(table)[["left", "right"]].to_numpy())
+
+
+def scores(result):
+    """Return the log densities that a command has written to standard output."""
+    code, out, _ = result
+    assert code == 0
+    return [float(line) for line in out.splitlines()[1:]]
+
+
+def test_score_finds_the_columns_by_name_wherever_they_are(run, table, model, expected, tmp_path):
+    np.testing.assert_allclose(scores(run("score", model, table)), expected)
+    pd.read_csv(table)[["name", "right", "left"]].to_csv(tmp_path / "swapped.csv", index=False)
+    np.testing.assert_allclose(scores(run("score", model, tmp_path / "swapped.csv")), expected)
+    np.testing.assert_allclose(scores(run("score", model, table, "--columns", "right, left")), expected)
+
+
+def test_score_takes_columns_without_names_in_their_order(run, table, model, expected, tmp_path):
+    np.save(tmp_path / "data.npy", pd.read_csv(table)[["left", "right"]].to_numpy())
+    np.testing.assert_allclose(scores(run("score", model, tmp_path / "data.npy")), expected)
+    np.save(tmp_path / "wide.npy", np.zeros((3, 3)))
+    refused(run("score", model, tmp_path / "wide.npy"), "3 columns without names where 2 are needed: left, right")
+
+
+def test_score_under_other_names_needs_to_be_told(run, table, model, expected, tmp_path):
+    renamed = tmp_path / "renamed.csv"
+    pd.read_csv(table).rename(columns={"left": "links", "right": "rechts"}).to_csv(renamed, index=False)
+    refused(run("score", model, renamed), "no column 'left', 'right'; there are links, rechts, name. If they have other names")
+    np.testing.assert_allclose(scores(run("score", model, renamed, "--columns", "links,rechts")), expected)
+    pd.read_csv(table).rename(columns={"left": "links"}).to_csv(renamed, index=False)
+    refused(run("score", model, renamed, "--columns", "right,links"), "column right is not in its place")
+    np.testing.assert_allclose(scores(run("score", model, renamed, "--columns", "links,right")), expected)
+
+
+def test_a_model_without_names_does_not_guess_them(run, table, expected, model, tmp_path):
+    nameless = kexpfam.load(model)
+    del nameless.column_names_
+    nameless.save(tmp_path / "nameless.kexpfam")
+    refused(run("score", tmp_path / "nameless.kexpfam", table), "no column 'x0', 'x1'")
+    found = scores(run("score", tmp_path / "nameless.kexpfam", table, "--columns", "left,right"))
+    np.testing.assert_allclose(found, expected)
+    _, out, _ = run("sample", tmp_path / "nameless.kexpfam", "-n", 1)
+    assert out.splitlines()[0] == "x0,x1"
+
+
+def test_a_model_of_a_frame_is_scored_without_a_warning(run, table, tmp_path):
+    frame = pd.read_csv(table)[["left", "right"]]
+    estimator = KernelExpFamily(solver="exact", lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(frame)
+    estimator.save(tmp_path / "frame.kexpfam")
+    np.testing.assert_allclose(scores(run("score", tmp_path / "frame.kexpfam", table)), estimator.score_samples(frame))
 
 
 def test_sample_draws_what_the_library_draws_under_the_columns_names(run, model, tmp_path):
@@ -155,6 +206,11 @@ BAD_FITS = {
     "unknown solver": (lambda t, d: [t, "--columns", "left,right", "--solver", "guess"], "unknown solver 'guess'"),
     "unknown kernel": (lambda t, d: [t, "--columns", "left,right", "--kernel", "guess"], "unknown kernel 'guess'"),
     "unknown base": (lambda t, d: [t, "--columns", "left,right", "--base", "guess"], "unknown base 'guess'"),
+    "constant column": (
+        lambda t, d: [changed(t, d, slice(None), "right", 1.0)],
+        "constant column(s) right: a constant has no density",
+    ),
+    "columns of a built-in set": (lambda t, d: ["rings", "--columns", "x0"], "rings is a built-in set; --columns is for files"),
     "negative penalty": (
         lambda t, d: [t, "--columns", "left,right", "--rkhs-penalty", "-1"],
         "rkhs_penalty must be positive",
@@ -190,7 +246,7 @@ def test_a_table_of_another_width_is_one_line(run, model, table, tmp_path):
     code, _, err = run("score", model, table, "--columns", "left", "-o", output)
     assert code == 2
     assert len(err.splitlines()) == 1
-    assert "1 features, but KernelExpFamily is expecting 2" in err
+    assert "1 columns were named where 2 are needed, for left, right" in err
     assert not output.exists()
 
 
@@ -210,8 +266,21 @@ def test_a_picture_of_an_unknown_type_is_one_line(run, model, tmp_path):
 def test_a_trace_that_is_not_there_is_one_line(run, model, tmp_path):
     code, _, err = run("plot", model, "--trace", "-o", tmp_path / "trace.png")
     assert code == 2
-    assert "no saddle steps" in err
+    assert "no steps to show" in err
     assert not (tmp_path / "trace.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dde", "contrastive"])
+def test_the_trace_of_any_solver_with_steps_is_a_picture(run, table, tmp_path, name):
+    players = DoublyDual(width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1)
+    solver = {"dde": DDE(steps=2, saddle=players), "contrastive": ContrastiveDivergence(steps=2)}[name]
+    data = pd.read_csv(table)[["left", "right"]].to_numpy()
+    estimator = KernelExpFamily(solver=solver, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(data)
+    estimator.save(tmp_path / "model.kexpfam")
+    code, _, err = run("plot", tmp_path / "model.kexpfam", "--trace", "-o", tmp_path / "trace.svg")
+    assert (code, err) == (0, "")
+    assert "<svg" in (tmp_path / "trace.svg").read_text()
 
 
 def test_a_senseless_number_of_draws_is_one_line(run, model, tmp_path):
@@ -221,13 +290,24 @@ def test_a_senseless_number_of_draws_is_one_line(run, model, tmp_path):
     assert not (tmp_path / "draws.csv").exists()
 
 
-def test_help_lists_the_commands(run):
-    code, out, _ = run("--help")
-    assert code == 0
-    assert all(command in out for command in ("fit", "score", "sample", "plot", "diagnose"))
+COMMANDS = ("fit", "score", "sample", "plot", "diagnose", "reproduce")
+HEAVY = {"jax", "scipy", "sklearn", "matplotlib", "pandas", "equinox", "optax", "blackjax"}
 
 
-@pytest.mark.parametrize("command", ["fit", "score", "sample", "plot", "diagnose"])
+@pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "no arguments"])
+def test_help_lists_the_commands_and_what_to_do_first(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert all(command in out for command in COMMANDS)
+    assert "First steps" in out
+    assert all(f"kexpfam {step}" in out for step in cli.FIRST_STEPS)
+
+
+def test_the_version(run):
+    assert run("--version") == (0, f"kexpfam {kexpfam.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_every_command_has_an_example(run, command):
     code, out, _ = run(command, "--help")
     assert code == 0
@@ -235,26 +315,102 @@ def test_the_help_of_every_command_has_an_example(run, command):
     assert f"kexpfam {command}" in out
 
 
-def test_an_unknown_command_or_option_is_a_usage_error(run):
-    assert run("guess")[0] == 2
-    assert run("fit", "--guess")[0] == 2
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["fit", "--help"], ["guess"]], ids=" ".join)
+def test_help_waits_for_no_heavy_import(arguments):
+    program = "\n".join(
+        [
+            "import sys",
+            f"sys.argv = {['kexpfam', *arguments]!r}",
+            "from kexpfam.cli import main",
+            "try:",
+            "    main()",
+            "except SystemExit:",
+            "    print('loaded:', *sys.modules)",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.partition("loaded:")[2].split())
+    assert "kexpfam.cli" in loaded
+    assert not loaded & HEAVY
+
+
+def test_every_name_in_the_help_of_fit_is_one_that_the_library_knows(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = run("fit", "--help")
+    listed = lambda names: set(names.replace(" or", ",").split(", ")) if names in out else set()
+    assert listed("two-moons, rings or grid") == set(SYNTHETIC)
+    assert listed("gaussian, box or mixture") == set(BASES)
+    assert {"auto"} < listed("auto, exact, dde") < set(SOLVERS)
+    assert {"gaussian"} < listed("gaussian, laplace, matern32") < set(KERNELS)
+
+
+BAD_USAGE = {
+    "unknown command": (["guess"], "No such command 'guess'. See kexpfam --help."),
+    "unknown option": (["fit", "--guess"], "No such option: --guess. See kexpfam fit --help."),
+    "missing option": (["fit", "data.csv"], "Missing option '--output' / '-o'. See kexpfam fit --help."),
+    "missing argument": (["score"], "See kexpfam score --help."),
+    "no number": (["sample", "model", "-n", "many"], "Invalid value for '--number' / '-n'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_USAGE.values(), ids=BAD_USAGE)
+def test_what_cannot_be_understood_is_one_line(run, arguments, message):
+    refused(run(*arguments), message)
+
+
+def test_a_message_is_shown_as_it_is_brackets_included(run, monkeypatch):
+    def fail(path):
+        raise ImportError("flows need more:\n  pip install 'kexpfam[flows]'")
+
+    monkeypatch.setattr(kexpfam, "load", fail, raising=False)
+    refused(run("sample", "model.kexpfam"), "error: flows need more: pip install 'kexpfam[flows]'")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "model.kexpfam"), "error: model.kexpfam: Permission denied"),
+        (FileNotFoundError("put the data there"), "error: put the data there"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(run, monkeypatch, error, message):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr(kexpfam, "load", fail, raising=False)
+    refused(run("sample", "model.kexpfam"), message)
+
+
+def test_a_warning_is_one_line_and_the_work_goes_on(run, model, monkeypatch):
+    loaded = kexpfam.load(model)
+
+    def load(path):
+        warnings.warn("log Z is\nuncertain", UserWarning, stacklevel=1)
+        return loaded
+
+    monkeypatch.setattr(kexpfam, "load", load, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = run("sample", model, "-n", 1)
+    assert (code, err) == (0, "warning: log Z is uncertain\n")
+    assert len(out.splitlines()) == 2
+
+
+def test_a_defect_of_the_library_is_not_hidden(run, monkeypatch):
+    monkeypatch.setattr(kexpfam, "load", lambda path: 1 / 0, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        run("sample", "model.kexpfam")
 
 
 FEATURES, TARGETS = ["depth", "slope"], {"one target": ["flow"], "two targets": ["flow", "load"]}
-LATTICE = {"power": [0.0, 1.0], "condition_lengthscale": [1.0], "lengthscale": [1.0], "width": [1.0]}
+QUICK = Search(folds=2, penalties=(0.01,), condition_lengthscales=(1.0,), lengthscales=(1.0,), widths=(1.0,), rounds=1)
 
 
 @pytest.fixture
-def quick_search():
-    """Leave one setting to choose, since the command line cannot fix them all."""
-    with with_constants(
-        conditional_selection,
-        LATTICE={axis: np.array(values) for axis, values in LATTICE.items()},
-        START=dict.fromkeys(LATTICE, 0),
-        FOLDS=2,
-        REPEATS=1,
-    ):
-        yield
+def quick_search(monkeypatch):
+    """Leave little to choose: the command line has no option for how settings are searched for."""
+    quick = functools.partial(ConditionalKernelExpFamily, search=QUICK)
+    monkeypatch.setattr(kexpfam, "ConditionalKernelExpFamily", quick, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +433,7 @@ def stored_conditional(folder, labelled, targets):
     """Return a model file of p(targets | features), fitted through the library with nothing to search."""
     frame = pd.read_csv(labelled)
     settings = {"condition_lengthscale": 1.0, "lengthscale": 1.0, "rkhs_penalty": 0.01, "base_width": 1.0, "power": False}
-    estimator = estimators.ConditionalKernelExpFamily(solver="exact", random_state=0, **settings)
+    estimator = ConditionalKernelExpFamily(solver="exact", random_state=0, **settings)
     estimator.fit(frame[FEATURES], frame[targets].to_numpy().squeeze())
     estimator.target_names_ = targets
     estimator.save(folder / f"{'-'.join(targets)}.kexpfam")
@@ -404,12 +560,12 @@ def test_sample_draws_targets_at_each_row_of_a_table(run, labelled, conditional,
     np.testing.assert_allclose(draws[targets].to_numpy().reshape(expected.shape), expected)
 
 
-def test_names_that_a_conditional_model_does_not_know_are_y(run, labelled, conditional, targets, tmp_path, monkeypatch):
-    nameless = registry.load(conditional)
+def test_names_that_a_conditional_model_does_not_know_are_y(run, labelled, conditional, targets, tmp_path):
+    nameless = kexpfam.load(conditional)
     vars(nameless).pop("target_names_", None)
-    monkeypatch.setattr(registry, "load", lambda path: nameless)
+    nameless.save(tmp_path / "nameless.kexpfam")
     pd.read_csv(labelled)[FEATURES][:1].to_csv(tmp_path / "new.csv", index=False)
-    _, out, _ = run("sample", conditional, "--at", tmp_path / "new.csv", "-n", 1)
+    _, out, _ = run("sample", tmp_path / "nameless.kexpfam", "--at", tmp_path / "new.csv", "-n", 1)
     assert out.splitlines()[0] == ("row,y" if len(targets) == 1 else "row,y0,y1")
 
 
@@ -422,7 +578,7 @@ def test_plot_of_a_conditional_model_writes_a_picture(run, one_target, tmp_path)
     code, _, _ = run("plot", one_target, "-o", tmp_path / "model.png")
     assert code == 0
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    refused(run("plot", one_target, "--trace", "-o", tmp_path / "trace.png"), "no saddle steps")
+    refused(run("plot", one_target, "--trace", "-o", tmp_path / "trace.png"), "no steps to show")
 
 
 def test_diagnose_checks_the_calibration_of_a_conditional_model(run, labelled, one_target):
@@ -439,3 +595,91 @@ def test_diagnose_checks_the_calibration_of_a_conditional_model(run, labelled, o
 
 def test_diagnose_takes_data_for_conditional_models_only(run, model, table):
     refused(run("diagnose", model, "--data", table), "--data is for conditional models")
+
+
+@pytest.fixture(scope="module", params=["NeighbourDensity", "ConditionalKernelDensity", "LeastSquaresConditional"])
+def baseline(request, folder, labelled):
+    """Return a model file of p(flow | features) that is no kernel exponential family."""
+    frame = pd.read_csv(labelled)
+    estimator = getattr(estimators, request.param)().fit(frame[FEATURES], frame["flow"])
+    estimator.target_names_ = ["flow"]
+    estimator.save(folder / f"{request.param}.kexpfam")
+    return folder / f"{request.param}.kexpfam"
+
+
+def test_every_command_knows_a_conditional_baseline(run, baseline, labelled, tmp_path):
+    frame, estimator = pd.read_csv(labelled), kexpfam.load(baseline)
+    expected = estimator.score_samples(frame[FEATURES], frame["flow"])
+    np.testing.assert_allclose(scores(run("score", baseline, labelled)), expected)
+    refused(run("sample", baseline), "name a table of depth, slope to draw at")
+    frame[["slope", "depth"]][:2].to_csv(tmp_path / "new.csv", index=False)
+    _, out, _ = run("sample", baseline, "--at", tmp_path / "new.csv", "-n", 2)
+    assert [line.split(",")[0] for line in out.splitlines()] == ["row", "0", "0", "1", "1"]
+    code, out, _ = run("diagnose", baseline, "--data", labelled)
+    assert code == 0
+    assert f"over {ROWS} rows" in out
+    assert run("plot", baseline, "-o", tmp_path / "model.png")[0] == 0
+    assert (tmp_path / "model.png").exists()
+    refused(run("plot", baseline, "--trace", "-o", tmp_path / "trace.png"), "no steps to show")
+
+
+REPRODUCTION = {
+    "__init__.py": "",
+    "specs.py": "EXPERIMENTS = ('first', 'second')\ndef load_spec(name, quick=False): return f'{name}, quick {quick}'\n",
+    "records.py": (
+        "class Ledger:\n"
+        "    def __init__(self, folder, name): self.path = folder / f'{name}.jsonl'\n"
+        "    def __str__(self): return f'{self.path}, there {self.path.exists()}'\n"
+    ),
+    "runner.py": "def run(spec, ledger, *, jobs, report): print(spec, ledger, jobs, report)\n",
+    "pages.py": (
+        "def write(folder): return folder / 'README.md'\n"
+        "def load_all(folder): return {'first': [{'status': 'ok'}, {'status': 'ValueError'}]}\n"
+        "def with_headlines(page, records): return page.upper()\n"
+    ),
+}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a folder with a package that looks like the repository's, and records and a page beside it."""
+    (tmp_path / "reproduction").mkdir()
+    for name, content in REPRODUCTION.items():
+        (tmp_path / "reproduction" / name).write_text(content)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "first.jsonl").touch()
+    (tmp_path / "page.md").write_text("tables")
+    return tmp_path
+
+
+def reproduce(folder, *arguments):
+    """Run ``kexpfam reproduce`` in a process of its own, which does not look for packages in its folder by itself."""
+    program = "from kexpfam.cli import main; main()"
+    command = [sys.executable, "-P", "-c", program, "reproduce", *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_reproduce_runs_what_the_checkout_in_the_current_folder_has(checkout):
+    code, out, err = reproduce(checkout, "all", "--folder", "kept", "--quick", "--jobs", 1, "--tables-in", "page.md", "--fresh")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "first, quick True kept/first.jsonl, there False 1 None",
+        "second, quick True kept/second.jsonl, there False 1 None",
+        "kept/README.md written; 1 failed cells.",
+    ]
+    assert (checkout / "page.md").read_text() == "TABLES"
+
+
+def test_reproduce_lists_the_experiments_that_there_are(checkout):
+    refused(reproduce(checkout, "third"), "unknown experiment 'third': choose one of all, page, first, second.")
+
+
+def test_reproduce_finds_the_checkout_that_the_library_is_in(tmp_path):
+    refused(reproduce(tmp_path, "third"), "unknown experiment 'third': choose one of all, page, table1")
+
+
+def test_reproduce_without_a_checkout_is_one_line(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kexpfam, "__file__", str(tmp_path / "lib" / "site-packages" / "kexpfam" / "__init__.py"))
+    refused(run("reproduce", "table1"), "kexpfam reproduce needs the repository")

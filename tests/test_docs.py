@@ -1,50 +1,118 @@
 """The documentation runs, its ledger is complete, and its numbers are those of the records."""
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from kexpfam.experiments import pages
+from reproduction import pages
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+REPRODUCTION = ROOT / "reproduction"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+# The pages whose fits take more than about ten seconds.
+SLOW_PAGES = (
+    *("README.md", "docs/algorithms.md", "docs/conditional.md"),
+    *("docs/dual-distributions.md", "docs/maximum-entropy.md", "docs/tutorial.md"),
+)
+# What a module needs that may not be there.
+OPTIONAL = {"kexpfam.estimators.flow": "flowjax"}
 
 
-PAGES = ("tutorial", "conditional", "algorithms", "maximum-entropy", "dual-distributions")
+def _blocks(page: str) -> list[str]:
+    return BLOCK.findall((ROOT / page).read_text())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [f"docs/{name}.md" for name in PAGES])
+def _pages_with_blocks() -> list:
+    """Return the front page and every page of the documentation that has Python in it; decisions are history."""
+    names = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    slow = lambda name: [pytest.mark.slow] if name in SLOW_PAGES else []
+    return [pytest.param(name, marks=slow(name)) for name in names if _blocks(name)]
+
+
+def _modules_with_examples() -> list[str]:
+    paths = [path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")) if ">>>" in path.read_text()]
+    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
+
+
+@pytest.mark.parametrize("page", _pages_with_blocks())
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall((ROOT / page).read_text())
-    assert blocks
     namespace = {}
-    for block in blocks:
+    for block in _blocks(page):
         exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", _modules_with_examples())
+def test_the_examples_of_a_module_give_what_they_say(name):
+    if name in OPTIONAL:
+        pytest.importorskip(OPTIONAL[name])
+    outcome = doctest.testmod(importlib.import_module(name))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_every_key_of_the_ledger_is_in_the_code_and_the_other_way_round():
     ledger = set(re.findall(r"^\| `([A-Z-]+)`", (ROOT / "docs/equations.md").read_text(), re.MULTILINE))
-    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    code = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
     assert ledger == set(re.findall(r"Equation ledger: ``([A-Z-]+)``", code))
 
 
+def _ledger() -> list[tuple[str, str, str]]:
+    """Return key, place in the code and test of every equation."""
+    row = r"^\| `([A-Z-]+)` \|.*\| `([\w.]+)` \| `([\w./]+)` \|$"
+    return re.findall(row, (ROOT / "docs/equations.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("key", "place", "test"), _ledger())
+def test_an_equation_is_where_the_ledger_says(key, place, test):
+    module, _, name = place.rpartition(".")
+    source = (SOURCE / "kexpfam" / module.replace(".", "/")).with_suffix(".py").read_text()
+    assert re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE)
+    assert f"Equation ledger: ``{key}``" in source
+    assert name in (ROOT / test).read_text()
+
+
 def test_links_between_pages_lead_somewhere():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    for page in pages:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_paths_that_pages_name_are_there():
+    """Names of files and folders of the repository, written as code; of the decisions only those that are in force."""
+    named = re.compile(
+        r"`((?:src|tests|docs|reproduction|benchmarks)/[\w./-]*|(?:data|model|integrate|fit|judge|paper)/\w+\.py)`"
+    )
+    decisions = [path for path in (ROOT / "docs/decisions").glob("*.md") if path.name >= "0008"]
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *decisions]:
+        if page.name == "CHANGELOG.md":
+            continue
+        for target in named.findall(page.read_text()):
+            assert any((root / target).exists() for root in (ROOT, SOURCE / "kexpfam")), f"{page.name} names {target}"
+
+
+def test_every_registered_name_is_documented():
+    from kexpfam.estimators import ESTIMATORS
+    from kexpfam.fit.problem import SOLVERS
+
+    choosing = (ROOT / "docs/how-to-choose.md").read_text()
+    for name in SOLVERS:
+        assert f'"{name}"' in choosing, name
+    for name in ESTIMATORS:
+        assert f"`{name}`" in choosing, name
+
+
 def test_the_pages_are_the_rendering_of_the_records():
-    records = pages.load_all(ROOT / "reproductions")
-    assert (ROOT / "reproductions/README.md").read_text() == pages.rendered(records)
+    records = pages.load_all(REPRODUCTION)
+    assert (REPRODUCTION / "README.md").read_text() == pages.rendered(records)
     for page in (ROOT / "README.md", ROOT / "docs/how-to-choose.md"):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
 
 
 def test_no_record_was_made_by_code_that_was_not_committed():
-    records = pages.load_all(ROOT / "reproductions")
+    records = pages.load_all(REPRODUCTION)
     assert not [record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")]

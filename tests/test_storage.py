@@ -15,17 +15,20 @@ import safetensors.numpy
 from safetensors import safe_open
 
 import kexpfam
-from kexpfam import kernels, storage
-from kexpfam.density import Density
-from kexpfam.measures import Box, Gaussian, JointMixture, Mixture
-from kexpfam.nodes import Nodes
-from kexpfam.partition import Estimate
-from kexpfam.potentials import Constant, FeatureSpace, KernelSpan, Network, RandomFeatures, Tilt
-from kexpfam.sample import Sample, Scaling
-from kexpfam.solvers.doubly_dual import DoublyDual
-from kexpfam.solvers.loop import Run, Status
-from kexpfam.storage import StorageError, load_tree, save_tree
-from kexpfam.transports import Free, Identity, Residual, Sampler
+from kexpfam import DDE, Convex, Features, Integration, Judgement, KernelExpFamily, Search, storage
+from kexpfam.data.sample import Sample
+from kexpfam.data.scaling import Scaling
+from kexpfam.fit.distil import Distillation
+from kexpfam.fit.loop import Run
+from kexpfam.fit.problem import Problem, Status
+from kexpfam.fit.saddle import DoublyDual
+from kexpfam.fit.select import Selection, Settings, Trial
+from kexpfam.model import kernels
+from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.measures import Box, Gaussian, JointMixture, Mixture, Nodes
+from kexpfam.model.networks import Free, Identity, Network, Residual
+from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, RandomFeatures
+from kexpfam.storage import Checkpoint, StorageError, load_tree, save_tree
 
 PLAIN = {
     "none": None,
@@ -119,23 +122,37 @@ def example_mixture() -> Mixture:
 
 
 def example_sampler() -> Sampler:
-    network = Network.draw(2, 2, width=8, depth=2, silent=False, key=jr.key(0))
+    network = Network.draw(2, 2, width=8, depth=2, zero_initialised=False, key=jr.key(0))
     return Sampler(example_mixture(), Residual(network), Box(jnp.full(2, -3.0), jnp.full(2, 3.0)))
 
 
 def example_scaling():
-    return Scaling(jnp.zeros(2), jnp.ones(2), jnp.zeros(2), jnp.ones(2), jnp.array([0.5, 1.0]), (False, True))
+    return Scaling(np.zeros(2), np.ones(2), np.zeros(2), np.ones(2), np.array([0.5, 1.0]), (False, True))
 
 
 def example_density() -> Density:
-    space = example_space()
-    tilt = Tilt(space, jnp.linspace(-1.0, 1.0, space.size), example_mixture())
-    return Density(tilt, example_sampler(), example_scaling(), Estimate(np.float64(0.1), 0.0, float("inf")), None)
+    space, scaling = example_space(), example_scaling()
+    tilt = Tilt(space, np.linspace(-1.0, 1.0, space.size), example_mixture())
+    inputs = Inputs(Scaling.plain(np.arange(4.0)[:, None]), np.array([-1.0]), np.array([1.0]))
+    nodes = Nodes(np.ones((3, 2)), np.zeros(3), ())
+    return Density(tilt, example_sampler(), scaling, inputs, None, nodes, None, None)
+
+
+def example_problem() -> Problem:
+    rng = np.random.default_rng(0)
+    sample = Sample(rng.normal(size=(12, 2)), rng.normal(size=(12, 1)))
+    return Problem(sample, example_mixture(), example_space(), 0.01, example_mixture(), Integration(draws=64))
+
+
+def example_selection() -> Selection:
+    settings = Settings("gaussian", (0, 1), False, np.zeros(0), np.array([0.5, 0.5]), 1.0, 1e-3)
+    trial = Trial(settings, -1.25, 0.01)
+    return Selection(settings, example_mixture(), trial, [trial, Trial(settings, -1.5, 0.02)])
 
 
 TREES = {
-    "network": lambda: Network.draw(3, "scalar", width=8, depth=2, silent=False, key=jr.key(1)),
-    "silent network": lambda: Network.draw(3, 2, width=8, depth=1, silent=True, key=jr.key(1)),
+    "network": lambda: Network.draw(3, "scalar", width=8, depth=2, zero_initialised=False, key=jr.key(1)),
+    "zero-initialised network": lambda: Network.draw(3, 2, width=8, depth=1, zero_initialised=True, key=jr.key(1)),
     "linear": lambda: eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(2)),
     "relu network": lambda: eqx.nn.MLP(2, 3, 4, 1, key=jr.key(2)),
     "kernel span": example_span,
@@ -149,9 +166,30 @@ TREES = {
     "sampler": example_sampler,
     "plain sampler": lambda: Sampler(example_mixture(), Identity(), example_mixture()),
     "free transport": lambda: Free.draw(3, 2, 0, width=4, depth=1, key=jr.key(3)),
-    "settings": DoublyDual,
-    "named tuples": lambda: Run(Nodes(np.ones((2, 1)), np.zeros(2), None), Status.DIVERGED, {"gap": np.arange(4.0)}, {}),
+    "named tuples": lambda: Run(Nodes(np.ones((2, 1)), np.zeros(2), ()), Status.DIVERGED, {"gap": np.arange(4.0)}, {}),
+    "grid": lambda: Nodes(np.ones((2, 1)), np.zeros(2), (np.arange(3.0),)),
+    "estimate": lambda: Estimate(np.float64(0.1), 0.0, float("inf")),
     "density": example_density,
+    "problem": example_problem,
+    "selection": example_selection,
+}
+# Records of settings as they come, and with every kind of value that a user may put into them.
+SETTINGS = {
+    "search": Search,
+    "other search": lambda: Search(folds=3, features=Features(centres=50), penalties=(0.1, 0.01), weight=0.0),
+    "features": Features,
+    "other features": lambda: Features(rank=20, condition_rank=(5, 9)),
+    "integration": Integration,
+    "other integration": lambda: Integration(cells=(100,), tail_cells=(4,), conditional_cells=(50,), finer=2.0),
+    "distillation": Distillation,
+    "other distillation": lambda: Distillation(components=4, draws=500),
+    "judgement": Judgement,
+    "other judgement": lambda: Judgement(draws=100, poor=2.0),
+    "convex": Convex,
+    "other convex": lambda: Convex(integral="grid", distillation=Distillation(components=4)),
+    "saddle": DoublyDual,
+    "dde": DDE,
+    "other dde": lambda: DDE(steps=3, saddle=DoublyDual(width=4), warm_start=True, polish=True, snapshots=True),
 }
 
 
@@ -220,6 +258,28 @@ class TestRoundTrip:
         assert same(loaded, tree)
         assert jax.tree.structure(loaded) == jax.tree.structure(tree)
 
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_records_of_settings(self, file, name):
+        record = SETTINGS[name]()
+        loaded = round_trip(file, record)
+        assert same(loaded, record)
+        assert eqx.tree_equal(loaded, record)
+        assert jax.tree.structure(loaded) == jax.tree.structure(record)
+
+    @pytest.mark.parametrize("name", ["mixture", "scaling", "density", "problem", "selection"])
+    def test_numpy_arrays_in_modules_come_back_as_numpy(self, file, name, x64):
+        on_host = lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf
+        tree = jax.tree.map(on_host, TREES[name]())
+        loaded = round_trip(file, tree)
+        assert same(loaded, tree)
+        arrays = [leaf for leaf in jax.tree.leaves(loaded) if eqx.is_array(leaf)]
+        assert arrays
+        assert all(type(leaf) is np.ndarray for leaf in arrays)
+        with safe_open(file, framework="np") as content:
+            structure = content.metadata()["structure"]
+        assert '"$numpy"' in structure
+        assert '"$jax"' not in structure
+
     @pytest.mark.parametrize("make", [lambda: jnp.arange(3.0), lambda: jnp.asarray(0.1), lambda: np.arange(3.0)])
     def test_an_array_in_two_places_is_stored_once(self, file, make):
         array, twin = make(), make()
@@ -238,23 +298,24 @@ class TestRoundTrip:
 
 
 class TestOutputsAreBitIdentical:
+    points, condition = np.random.default_rng(5).normal(size=(7, 2)), np.random.default_rng(6).normal(size=(7, 1))
+
     def test_network(self, file, x64):
         network = TREES["network"]()
-        points, condition = jr.normal(jr.key(5), (7, 2)), jr.normal(jr.key(6), (7, 1))
+        points, condition = jnp.asarray(self.points), jnp.asarray(self.condition)
         assert same(round_trip(file, network)(points, condition), network(points, condition))
 
     def test_kernel_span(self, file, x64):
-        span, points = example_span(), jr.normal(jr.key(5), (7, 2))
+        span = example_span()
         loaded = round_trip(file, span)
-        assert same(loaded.features(points), span.features(points))
+        assert same(loaded.matrix(self.points), span.matrix(self.points))
         assert loaded.size == span.size
 
-    def test_feature_space(self, file, x64):
-        space = example_space()
-        points, condition = jr.normal(jr.key(5), (7, 2)), jr.normal(jr.key(6), (7, 1))
-        loaded = round_trip(file, space)
-        assert same(loaded.features(points, condition), space.features(points, condition))
-        assert loaded.size == space.size
+    def test_tilt(self, file, x64):
+        tilt = example_density().tilt
+        loaded = round_trip(file, tilt)
+        assert same(loaded.values(self.points, self.condition), tilt.values(self.points, self.condition))
+        assert loaded.space.size == tilt.space.size
 
     def test_mixture(self, file, x64):
         mixture = example_mixture()
@@ -263,8 +324,13 @@ class TestOutputsAreBitIdentical:
         assert same(loaded.log_densities(np.ones((4, 2))), mixture.log_densities(np.ones((4, 2))))
 
     def test_sampler(self, file, x64):
-        sampler, empty = example_sampler(), jnp.zeros((20, 0))
-        assert same(round_trip(file, sampler).draw(empty, key=jr.key(5)), sampler.draw(empty, key=jr.key(5)))
+        sampler = example_sampler()
+        assert same(round_trip(file, sampler).draws(20, key=jr.key(5)), sampler.draws(20, key=jr.key(5)))
+
+    def test_density(self, file, x64):
+        density = example_density()
+        loaded = round_trip(file, density)
+        assert same(loaded.log_density(self.points, self.condition), density.log_density(self.points, self.condition))
 
     def test_a_float64_fit_serves_a_session_in_single_precision(self, file):
         with jax.enable_x64(True):
@@ -285,16 +351,16 @@ class TestFile:
             weight = content.get_tensor("tree.transport.network.layers.0.weight")
         assert {key: header[key] for key in ("format", "version", "kind")} == {
             "format": "kexpfam",
-            "version": "1",
+            "version": storage.VERSION,
             "kind": "sampler",
         }
         assert header["kexpfam"] == kexpfam.__version__
         assert json.loads(header["metadata"]) == {"rows": 100}
         structure = json.loads(header["structure"])
-        assert structure["$class"] == "kexpfam.transports:Sampler"
-        assert structure["transport"]["network"]["$class"] == "kexpfam.potentials:Network"
+        assert structure["$class"] == "kexpfam.model.density:Sampler"
+        assert structure["transport"]["network"]["$class"] == "kexpfam.model.networks:Network"
         assert structure["transport"]["network"]["activation"] == {"$function": "silu"}
-        assert structure["reference"]["means"] == {"$jax": "tree.reference.means"}
+        assert structure["reference"]["means"] == {"$numpy": "tree.reference.means"}
         assert "tree.reference.means" in names
         assert weight.shape == (2, 8)
 
@@ -432,8 +498,24 @@ class TestRefusals:
 
     def test_newer_format(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, version="2", structure="of a kind yet unknown")
-        assert "written by a newer kexpfam (format 2); upgrade kexpfam" in refusal(file)
+        newer = str(int(storage.VERSION) + 1)
+        rewritten(file, version=newer, structure="of a kind yet unknown", kexpfam="9.9")
+        assert f"has format {newer}, of kexpfam 9.9, which is newer than this one; upgrade kexpfam" in refusal(file)
+
+    def test_older_format(self, file):
+        save_tree(file, "test", {}, {})
+        rewritten(file, version="1", structure="of a kind long forgotten", kexpfam="0.0")
+        message = refusal(file)
+        assert "has format 1, of kexpfam 0.0; load the file with the version that wrote it, or fit the model again" in message
+        assert "newer" not in message
+
+    @pytest.mark.parametrize("version", [None, "", "two", "-1", "1.5", "\u00b2"])
+    def test_no_format_at_all(self, file, version):
+        save_tree(file, "test", {}, {})
+        rewritten(file, version=version)
+        message = refusal(file)
+        assert "has no format number that kexpfam knows" in message
+        assert "newer" not in message
 
     @pytest.mark.parametrize(
         "structure",
@@ -449,8 +531,8 @@ class TestRefusals:
             '{"$class":[]}',
             '{"$function":"system"}',
             '{"$float":"text"}',
-            '{"$enum":"kexpfam.solvers.loop:Status","member":"ABSENT"}',
-            '{"$class":"kexpfam.kernels:AbstractKernel"}',
+            '{"$enum":"kexpfam.fit.problem:Status","member":"ABSENT"}',
+            '{"$class":"kexpfam.model.kernels:AbstractKernel"}',
             "[" * 100_000,
         ],
         ids=lambda structure: str(structure)[:20],
@@ -471,17 +553,17 @@ class TestRefusals:
             "kexpfam_extra:Sample",
             ".kexpfam:Sample",
             "kexpfam.__main__:main",
-            "kexpfam.sample\n:Sample",
+            "kexpfam.data.sample\n:Sample",
             "equinox.nn:Dropout",
             "equinox.nn._mlp:MLP",
             "kexpfam.storage:save_tree",
             "kexpfam.storage:StorageError",
             "kexpfam.storage:os.system",
             "kexpfam.storage:Path",
-            "kexpfam.potentials:Sample",
-            "kexpfam.potentials:eqx.nn.MLP",
-            "kexpfam.kernels:KERNELS",
-            "kexpfam.sample:Sample.rows",
+            "kexpfam.fit.problem:Sample",
+            "kexpfam.model.networks:eqx.nn.MLP",
+            "kexpfam.model.kernels:KERNELS",
+            "kexpfam.data.sample:Sample.rows",
             "Sample",
             "",
         ],
@@ -493,9 +575,9 @@ class TestRefusals:
 
     def test_an_enumeration_is_no_record_and_the_other_way_round(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure='{"$class":"kexpfam.solvers.loop:Status"}')
+        rewritten(file, structure='{"$class":"kexpfam.fit.problem:Status"}')
         assert "may hold" in refusal(file)
-        rewritten(file, structure='{"$enum":"kexpfam.sample:Sample","member":"target"}')
+        rewritten(file, structure='{"$enum":"kexpfam.data.sample:Sample","member":"target"}')
         assert "may hold" in refusal(file)
 
     def test_refusing_a_class_does_not_import_its_module(self, file):
@@ -504,7 +586,7 @@ class TestRefusals:
         refusal(file)
         assert "this" not in sys.modules
 
-    @pytest.mark.parametrize("name", ["kexpfam.absent:Sample", "kexpfam.sample:Absent", "kexpfam.sample:"])
+    @pytest.mark.parametrize("name", ["kexpfam.absent:Sample", "kexpfam.data.sample:Absent", "kexpfam.data.sample:"])
     def test_classes_of_another_version(self, file, name):
         save_tree(file, "test", {}, {})
         rewritten(file, structure=json.dumps({"$class": name}), kexpfam="9.9")
@@ -515,8 +597,96 @@ class TestRefusals:
     @pytest.mark.parametrize("fields", [{"target": 1}, {"target": 1, "condition": 2, "weights": 3}])
     def test_fields_of_another_version(self, file, fields):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": "kexpfam.sample:Sample"} | fields))
+        rewritten(file, structure=json.dumps({"$class": "kexpfam.data.sample:Sample"} | fields))
         assert "has other fields" in refusal(file)
+
+
+class TestCheckpoint:
+    """A checkpoint resumes the run that wrote it, and no other."""
+
+    task = staticmethod(lambda: (example_problem(), DDE(steps=3)))
+    state = {"name": "kept as it is", "step": jnp.asarray(2), "weights": jnp.arange(3.0)}
+
+    def test_without_a_file_the_template_is_the_state(self, file):
+        assert Checkpoint(file, self.task()).read(self.state) is self.state
+
+    def test_the_state_comes_back_to_the_same_task(self, file):
+        Checkpoint(file, self.task()).write(self.state)
+        template = {"name": "kept as it is", "step": jnp.asarray(0), "weights": jnp.zeros(3)}
+        assert same(Checkpoint(file, self.task()).read(template), self.state)
+
+    def test_equal_records_are_one_task(self, file):
+        Checkpoint(file, self.task()).write(self.state)
+        copied = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, self.task())
+        assert same(Checkpoint(file, copied).read(self.state), self.state)
+
+    OTHERS = {
+        "row": lambda problem, solver: (eqx.tree_at(lambda p: p.sample.target, problem, problem.sample.target + 1.0), solver),
+        "condition": lambda problem, solver: (
+            eqx.tree_at(lambda p: p.sample.condition, problem, problem.sample.condition[::-1].copy()),
+            solver,
+        ),
+        "penalty": lambda problem, solver: (eqx.tree_at(lambda p: p.rkhs_penalty, problem, 0.1), solver),
+        "space": lambda problem, solver: (problem.within(FeatureSpace(Constant(), example_span())), solver),
+        "integration": lambda problem, solver: (eqx.tree_at(lambda p: p.integration.draws, problem, 65), solver),
+        "shape": lambda problem, solver: (
+            eqx.tree_at(lambda p: p.sample.target, problem, problem.sample.target.reshape(2, 12)),
+            solver,
+        ),
+        "solver's setting": lambda problem, solver: (problem, DDE(steps=4)),
+        "solver's flag": lambda problem, solver: (problem, DDE(steps=3, polish=True)),
+        "solver's part": lambda problem, solver: (problem, DDE(steps=3, saddle=DoublyDual(f_rate=0.5))),
+        "solver": lambda problem, solver: (problem, Convex()),
+    }
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_another_task_is_refused(self, file, name):
+        Checkpoint(file, self.task()).write(self.state)
+        with pytest.raises(StorageError, match="belongs to a fit of other data, settings or solver; remove it"):
+            Checkpoint(file, self.OTHERS[name](*self.task())).read(self.state)
+
+    def test_a_state_of_another_shape_is_refused(self, file):
+        Checkpoint(file, self.task()).write(self.state)
+        with pytest.raises(StorageError, match="belongs to a fit of other"):
+            Checkpoint(file, self.task()).read(self.state | {"weights": jnp.zeros(4)})
+
+    def test_a_model_is_no_checkpoint(self, file):
+        save_tree(file, "KernelExpFamily", [], {})
+        with pytest.raises(StorageError, match="belongs to a fit of other"):
+            Checkpoint(file, self.task()).read(self.state)
+
+
+@pytest.mark.slow
+class TestCheckpointOfAFit:
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    saddle = DoublyDual(width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1)
+
+    def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **settings):
+        settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0} | settings
+        solver = DDE(steps=steps, saddle=saddle or self.saddle)
+        model = KernelExpFamily(solver=solver, checkpoint=file, progress=progress, **settings)
+        return model.fit(self.rows if rows is None else rows)
+
+    def test_it_resumes_where_it_stopped_and_belongs_to_no_other_fit(self, file):
+        def stop(report):
+            raise KeyboardInterrupt
+
+        assert self.fitted(file, progress=stop).solution_.status is Status.INTERRUPTED
+        for name, other in {
+            "another row": {"rows": np.vstack([self.rows[1:], [[0.5, 0.5]]])},
+            "another penalty": {"rkhs_penalty": 0.02},
+            "another length scale": {"lengthscale": 2.0},
+            "another number of steps": {"steps": 31},
+            "another rate": {"saddle": eqx.tree_at(lambda s: s.f_rate, self.saddle, 0.25)},
+        }.items():
+            with pytest.raises(StorageError, match="belongs to a fit of other data, settings or solver"):
+                self.fitted(file, **other)
+                pytest.fail(name)
+        seen = []
+        resumed = self.fitted(file, progress=seen.append)
+        assert [report.step for report in seen] == [30]
+        whole = self.fitted(file.with_name("fresh"))
+        np.testing.assert_allclose(resumed.score_samples(self.rows), whole.score_samples(self.rows), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,24 +1,38 @@
 """Kernel exponential families: densities, samplers and verdicts from data."""
 
-from kexpfam.diagnostics import ConditionalDiagnosis as ConditionalDiagnosis
-from kexpfam.diagnostics import Diagnosis as Diagnosis
-from kexpfam.estimators import ConditionalKernelExpFamily as ConditionalKernelExpFamily
-from kexpfam.estimators import KernelExpFamily as KernelExpFamily
-from kexpfam.partition import Estimate as Estimate
-from kexpfam.registry import load as load
-from kexpfam.solvers.annealed import AnnealedLikelihood as AnnealedLikelihood
-from kexpfam.solvers.contrastive import ContrastiveDivergence as ContrastiveDivergence
-from kexpfam.solvers.dde import DDE as DDE
-from kexpfam.solvers.doubly_dual import DoublyDual as DoublyDual
-from kexpfam.solvers.exact import Exact as Exact
-from kexpfam.solvers.functional import Ascent as Ascent
-from kexpfam.solvers.functional import FunctionalGradient as FunctionalGradient
-from kexpfam.solvers.iterates import Averaged as Averaged
-from kexpfam.solvers.iterates import RandomIterate as RandomIterate
-from kexpfam.solvers.learned_features import AdaptedFeatures as AdaptedFeatures
-from kexpfam.solvers.learned_features import DeepNetwork as DeepNetwork
-from kexpfam.solvers.mmd_gan import MMDGAN as MMDGAN
-from kexpfam.solvers.moment_matching import MomentMatching as MomentMatching
-from kexpfam.solvers.random_features import RandomFeatureGradient as RandomFeatureGradient
-from kexpfam.solvers.singly_dual import SinglyDual as SinglyDual
-from kexpfam.version import __version__ as __version__
+import importlib
+
+from kexpfam.version import __version__
+
+# What people use, and where it lives. Each is imported when it is asked for, so that ``import kexpfam`` costs nothing.
+_PUBLIC = {
+    "KernelExpFamily": "estimators",
+    "ConditionalKernelExpFamily": "estimators",
+    "load": "estimators",
+    "Convex": "fit.convex",
+    "DDE": "fit.dde",
+    "Search": "fit.select",
+    "Features": "fit.features",
+    "Distillation": "fit.distil",
+    "Integration": "integrate.nodes",
+    "Judgement": "judge.diagnosis",
+    "Box": "model.measures",
+    "Gaussian": "model.measures",
+    "Mixture": "model.measures",
+    "TiesWarning": "data.columns",
+    "UncertainNormaliserWarning": "estimators.base",
+    "NearlyDeterministicWarning": "estimators.kernel_exp_family",
+    "StorageError": "storage",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,55 +1,106 @@
-"""The command line: fit, score, sample, plot, diagnose, reproduce."""
+"""The command line: fit, score, sample, plot, diagnose, reproduce.
 
-import os
+Nothing heavy is imported before a command runs: help has to be there at once.
+"""
+
 import sys
+import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import jax
-import numpy as np
 import typer
-from rich.console import Console
 
-from kexpfam import estimators, registry, storage, tables
-from kexpfam.datasets import SYNTHETIC
-from kexpfam.estimators import ConditionalKernelExpFamily, KernelExpFamily
-from kexpfam.experiments.specs import EXPERIMENTS, load_spec
-from kexpfam.face import listening
-from kexpfam.kernels import KERNELS
-from kexpfam.measures import BASES
+import kexpfam
 
-app = typer.Typer(
-    name="kexpfam",
-    help="Kernel exponential families: a normalised log density, a fast sampler, and a verdict on both.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kexpfam.data.tables import Table
+
+__all__ = ["app", "main"]
+
+# The base of all that can be wrong with arguments; typer names only this kind of it in every version.
+USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def _lines(heading: str, *commands: str) -> str:
+    """Return what stands below a help text, a command on each line."""
+    return "\n".join((heading, *(f"  kexpfam {command}" for command in commands)))
+
+
+FIRST_STEPS = (
+    *("fit two-moons -o moons.kexpfam", "diagnose moons.kexpfam"),
+    *("plot moons.kexpfam -o moons.png", "sample moons.kexpfam -n 1000 -o draws.csv", "fit --help"),
 )
 
-USER_ERRORS = (tables.TableError, storage.StorageError, ValueError)
+app = typer.Typer(name="kexpfam", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
 Data = Annotated[Path, typer.Argument(help="A .csv, .npy or .parquet file.")]
-Columns = Annotated[str | None, typer.Option(help="Columns to use, comma-separated; default: all.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; default: standard output.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 
 
+def main() -> None:
+    """Run the command line; what the user can mend ends in one line and exit code 2."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _say("warning", str(message))
+        try:
+            sys.exit(app(args=sys.argv[1:] or ["--help"], standalone_mode=False))
+        except USAGE_ERROR as error:
+            context, message = getattr(error, "ctx", None), cast(Any, error).format_message()
+            _say("error", f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.")
+        except OSError as error:
+            _say("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except (ValueError, ImportError) as error:
+            _say("error", str(error))
+        sys.exit(2)
+
+
+def _say(kind: str, message: str) -> None:
+    """Write one line to standard error."""
+    colour = {"error": "red", "warning": "yellow"}[kind]
+    typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {' '.join(message.split())}", err=True)
+
+
+def _show_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"kexpfam {kexpfam.__version__}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback(epilog=_lines("First steps:", *FIRST_STEPS))
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Kernel exponential families: a normalised log density, a fast sampler, and a verdict on both."""
+
+
 @app.command(
-    epilog="Examples:  kexpfam fit two-moons -o moons.kexpfam   ·   kexpfam fit data.csv --columns a,b -o model.kexpfam   ·   "
-    "kexpfam fit data.csv --target y --features a,b -o model.kexpfam"
+    epilog=_lines(
+        "Examples:",
+        "fit two-moons -o moons.kexpfam",
+        "fit data.csv --columns a,b -o model.kexpfam",
+        "fit data.csv --target y --features a,b -o model.kexpfam",
+    )
 )
 def fit(
-    data: Annotated[str, typer.Argument(help=f"A .csv, .npy or .parquet file, or one of {', '.join(SYNTHETIC)}.")],
+    data: Annotated[str, typer.Argument(help="A .csv, .npy or .parquet file, or a built-in set: two-moons, rings or grid.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
-    columns: Columns = None,
+    columns: Annotated[str | None, typer.Option(help="Columns to use, comma-separated; default: all.")] = None,
     target: Annotated[str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to predict from; default: all but the target.")] = None,
-    solver: Annotated[str, typer.Option(help=f"One of {', '.join(estimators.SOLVERS)}.")] = "dde",
-    kernel: Annotated[str, typer.Option(help=f"One of {', '.join(KERNELS)}.")] = "gaussian",
-    base: Annotated[str | None, typer.Option(help=f"One of {', '.join(BASES)}; default: chosen from the data.")] = None,
+    solver: Annotated[
+        str, typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all.")
+    ] = "auto",
+    kernel: Annotated[
+        str, typer.Option(help="gaussian, laplace, matern32, ...; a name that is none lists them all.")
+    ] = "gaussian",
+    base: Annotated[str | None, typer.Option(help="gaussian, box or mixture; default: chosen from the data.")] = None,
     lengthscale: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
@@ -70,37 +121,45 @@ def fit(
         "progress": not quiet and sys.stderr.isatty(),
     }
     if target is not None:
-        estimator, said = _fit_conditional(_training_pair(data, target, features, columns), settings)
+        estimator, said = _fit_conditional(*_training_pair(data, target, features, columns), settings)
     elif features is not None:
         raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
     else:
         estimator, said = _fit_density(_training_table(data, columns, rows, seed), settings)
     estimator.save(output)
-    typer.echo(f"fitted {said}; written to {output}")
+    typer.echo(f"{said}; written to {output}")
 
 
-@app.command(epilog="Example:  kexpfam score model.kexpfam new.csv -o scores.csv")
+@app.command(epilog=_lines("Example:", "score model.kexpfam new.csv -o scores.csv"))
 def score(
     model: Model,
     data: Data,
     columns: Annotated[
         str | None,
-        typer.Option(help="Columns to use, comma-separated; default: all, or those that a conditional model was fitted to."),
+        typer.Option(help="What the model's columns are called in DATA, comma-separated; default: as in the fit."),
     ] = None,
     output: Output = None,
 ) -> None:
-    """Write the log density of each row; their mean goes to standard error."""
+    """Write the log density of each row; their mean goes to standard error.
+
+    Columns are found by the names they had in the fit; those of a file without names are taken in their order, features first.
+    """
+    from kexpfam.data.tables import MissingColumnError
+
     estimator = _load(model)
-    chosen = _split(columns)
-    rows = _pair(estimator, data, chosen) if _is_conditional(estimator) else (tables.read_table(data, chosen).values,)
+    try:
+        rows = _rows(estimator, data, _split(columns))
+    except MissingColumnError as error:
+        raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
     log_density = estimator.score_samples(*rows)
     _write(output, ["log_density"], log_density[:, None])
     typer.echo(f"mean log density {log_density.mean():.4f} over {len(log_density)} rows", err=True)
 
 
 @app.command(
-    epilog="Examples:  kexpfam sample model.kexpfam -n 5000 -o draws.csv   ·   "
-    "kexpfam sample conditional.kexpfam --at new.csv -n 100 -o draws.csv"
+    epilog=_lines(
+        "Examples:", "sample model.kexpfam -n 5000 -o draws.csv", "sample conditional.kexpfam --at new.csv -n 100 -o draws.csv"
+    )
 )
 def sample(
     model: Model,
@@ -108,48 +167,49 @@ def sample(
     at: Annotated[
         Path | None, typer.Option(help="A table of features to draw targets for, if the model is conditional.")
     ] = None,
-    refine: Annotated[int, typer.Option(help="Steps of HMC after importance resampling; 0 is the learned sampler alone.")] = 0,
+    refine: Annotated[int, typer.Option(help="Steps of HMC after importance resampling; 0 is the fitted sampler alone.")] = 0,
     output: Output = None,
     seed: Seed = 0,
 ) -> None:
     """Draw from the model; the draws of a conditional one carry the row of --at that they belong to, from 0."""
     estimator = _load(model)
-    if _is_conditional(estimator):
-        features, targets = _column_names(estimator)
-        if at is None:
-            raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
-        draws = estimator.sample(tables.read_values(at, features), number, random_state=seed, refine=refine)
-        rows = [(row, *np.atleast_1d(draw)) for row, of_row in enumerate(draws) for draw in of_row]
-        _write(output, ["row", *targets], rows)
-    else:
+    features, targets = _column_names(estimator)
+    if not estimator.conditional:
         _refuse_option("--at", at)
-        draws = estimator.sample(number, random_state=seed, refine=refine)
-        _write(output, _names(estimator, draws.shape[1]), draws)
+        _write(output, features, estimator.sample(number, random_state=seed, refine=refine))
+        return
+    if at is None:
+        raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
+    from kexpfam.data.tables import read_values
+
+    draws = estimator.sample(read_values(at, features), number, random_state=seed, refine=refine)
+    draws = draws.reshape(len(draws), number, len(targets))
+    _write(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
 
 
-@app.command(epilog="Example:  kexpfam plot model.kexpfam -o model.png")
+@app.command(epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf"))
 def plot(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .png, .pdf or .svg file.")],
-    trace: Annotated[bool, typer.Option("--trace", help="Show the saddle steps instead of the density.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Show the steps of the solver instead of the density.")] = False,
     seed: Seed = 0,
 ) -> None:
     """Draw the density, the learned f, and data beside samples; of a conditional model, its intervals and the data."""
-    from kexpfam import report  # matplotlib is slow to import and only this command needs it
+    from kexpfam.plot import plot_conditional, plot_density, plot_trace
 
     _need_folder(output)
     estimator = _load(model)
     if trace:
-        figure = report.plot_trace(estimator)
-    elif _is_conditional(estimator):
-        figure = report.plot_conditional(estimator)
+        figure = plot_trace(estimator)
+    elif estimator.conditional:
+        figure = plot_conditional(estimator)
     else:
-        figure = report.plot_density(estimator, estimator.training_data_, random_state=seed)
+        figure = plot_density(estimator, estimator.training_data_, random_state=seed)
     figure.savefig(output, dpi=150)
     typer.echo(f"written to {output}")
 
 
-@app.command(epilog="Examples:  kexpfam diagnose model.kexpfam   ·   kexpfam diagnose conditional.kexpfam --data held_out.csv")
+@app.command(epilog=_lines("Examples:", "diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv"))
 def diagnose(
     model: Model,
     data: Annotated[
@@ -159,34 +219,17 @@ def diagnose(
 ) -> None:
     """Say whether the fit is good, and what to do if it is not."""
     estimator = _load(model)
-    if not _is_conditional(estimator):
+    if not estimator.conditional:
         _refuse_option("--data", data)
-    held_out = () if data is None else _pair(estimator, data)
+    held_out = () if data is None else _rows(estimator, data)
     typer.echo(str(estimator.diagnose(*held_out, random_state=seed)))
 
 
-def main() -> None:
-    """Run the command line; what the user can mend ends in one line and exit code 2."""
-    # Compiled programs are kept between commands, so that only the first one waits for the compiler.
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "kexpfam"))
-    try:
-        app()
-    except USER_ERRORS as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {' '.join(str(error).split())}", highlight=False)
-        sys.exit(2)
-    except OSError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[red]error:[/red] {error.filename or ''}: {error.strerror}", highlight=False
-        )
-        sys.exit(2)
-
-
-@app.command(epilog="Examples:  kexpfam reproduce table1   ·   kexpfam reproduce all --quick   ·   kexpfam reproduce page")
+@app.command(epilog=_lines("Examples:", "reproduce table1", "reproduce all --quick", "reproduce page"))
 def reproduce(
-    what: Annotated[str, typer.Argument(help=f"One of all, page, {', '.join(EXPERIMENTS)}.")],
+    what: Annotated[str, typer.Argument(help="all, page, or the name of an experiment; a name that is none lists them all.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Where the records are; default: reproductions, or reproductions-quick.")
+        Path | None, typer.Option(help="Where the records are; default: reproduction, or reproduction-quick.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
@@ -194,18 +237,23 @@ def reproduce(
     tables_in: Annotated[list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped."""
-    from kexpfam.experiments import pages, records, runner  # matplotlib is slow to import
+    """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped.
 
-    if what not in ("all", "page", *EXPERIMENTS):
-        raise ValueError(f"unknown experiment {what!r}: choose one of all, page, {', '.join(EXPERIMENTS)}.")
-    folder = folder or Path("reproductions-quick" if quick else "reproductions")
+    Needs a checkout of the repository, where the specs and the paper's numbers are.
+    """
+    _find_reproduction()
+    from kexpfam.estimators.base import listening
+    from reproduction import pages, records, runner, specs
+
+    if what not in ("all", "page", *specs.EXPERIMENTS):
+        raise ValueError(f"unknown experiment {what!r}: choose one of all, page, {', '.join(specs.EXPERIMENTS)}.")
+    folder = folder or Path("reproduction-quick" if quick else "reproduction")
     with listening(not quiet and sys.stderr.isatty()) as listener:
-        for name in EXPERIMENTS if what == "all" else () if what == "page" else (what,):
+        for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
             ledger = records.Ledger(folder, name)
             if fresh:
                 ledger.path.unlink(missing_ok=True)
-            runner.run(load_spec(name, quick=quick), ledger, jobs=jobs, report=listener)
+            runner.run(specs.load_spec(name, quick=quick), ledger, jobs=jobs, report=listener)
     page = pages.write(folder)
     for other in tables_in or ():
         other.write_text(pages.with_headlines(other.read_text(), pages.load_all(folder)))
@@ -213,58 +261,78 @@ def reproduce(
     typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
 
 
-def _fit_density(table: tables.Table, settings: dict) -> tuple[KernelExpFamily, str]:
-    """Return the fitted model and what there is to say of it."""
-    estimator = KernelExpFamily(**settings).fit(table.values)
+def _find_reproduction() -> None:
+    """Make the package ``reproduction`` of a checkout importable: that of the current folder, or the library's own."""
+    for checkout in (Path.cwd(), Path(kexpfam.__file__).parents[2]):
+        if (checkout / "reproduction" / "__init__.py").is_file():
+            sys.path.insert(0, str(checkout))
+            return
+    raise ValueError("kexpfam reproduce needs the repository: run it in a checkout, where the folder 'reproduction' is.")
+
+
+def _fit_density(table: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
+    """Return the fitted model, and what there is to say of it."""
+    from kexpfam import KernelExpFamily
+
+    estimator = KernelExpFamily(**settings)
+    # The names come first: what is wrong with a column is said by its name.
     estimator.column_names_ = table.names
-    won = estimator.selection_.chosen
-    chosen = (
-        f"length scale {won.lengthscale:.3g}, penalty {won.rkhs_penalty:.0e}, base {won.base}" if won else "settings as given"
-    )
-    return estimator, _said(f"{len(table.names)} columns", chosen, estimator, table.values)
+    estimator.fit(table.values)
+    return estimator, _summary(estimator, f"{len(table.names)} columns", table.values)
 
 
-def _fit_conditional(pair: tuple[tables.Table, tables.Table], settings: dict) -> tuple[ConditionalKernelExpFamily, str]:
-    """Return the fitted model and what there is to say of it."""
-    features, targets = pair
-    X, y = features.values, targets.values[:, 0] if len(targets.names) == 1 else targets.values
-    estimator = ConditionalKernelExpFamily(**settings).fit(X, y)
+def _fit_conditional(features: "Table", targets: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
+    """Return the fitted model, and what there is to say of it."""
+    from kexpfam import ConditionalKernelExpFamily
+
+    estimator = ConditionalKernelExpFamily(**settings)
     estimator.column_names_, estimator.target_names_ = features.names, targets.names
-    found = estimator.selection_.settings
-    scales = ", ".join(f"{scale:.3g}" for scale in found.condition_lengthscale)
-    chosen = f"length scale {found.lengthscale:.3g}, of the features {scales}, penalty {found.rkhs_penalty:.0e}"
-    return estimator, _said(f"{', '.join(targets.names)} given {', '.join(features.names)}", chosen, estimator, X, y)
+    y = targets.values[:, 0] if len(targets.names) == 1 else targets.values
+    estimator.fit(features.values, y)
+    return estimator, _summary(estimator, f"{', '.join(targets.names)} given {', '.join(features.names)}", features.values, y)
 
 
-def _said(what: str, settings: str, estimator, *rows: np.ndarray) -> str:
-    return f"{len(rows[0])} rows of {what}: {settings}\nmean log density of the training rows {estimator.score(*rows):.4f}"
+def _summary(estimator, what: str, *rows: "np.ndarray") -> str:
+    listed = lambda scales: ", ".join(dict.fromkeys(f"{scale:.3g}" for scale in scales))
+    inputs = f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
+    return (
+        f"fitted {len(rows[0])} rows of {what}: length scale {listed(estimator.lengthscale_)}{inputs}, "
+        f"penalty {estimator.rkhs_penalty_:.0e}, base {estimator.selection_.settings.base}\n"
+        f"mean log density of the training rows {estimator.score(*rows):.4f}"
+    )
 
 
-def _training_table(data: str, columns: str | None, rows: int, seed: int) -> tables.Table:
+def _training_table(data: str, columns: str | None, rows: int, seed: int) -> "Table":
+    from kexpfam.data.tables import Table, numbered, read_table
+    from kexpfam.datasets import SYNTHETIC
+
     if data in SYNTHETIC:
+        if columns is not None:
+            raise ValueError(f"{data} is a built-in set; --columns is for files.")
         values = SYNTHETIC[data]().sample(rows, random_state=seed)
-        return tables.Table(tables.numbered(values.shape[1]), values)
-    return tables.read_table(Path(data), _split(columns))
+        return Table(numbered(values.shape[1]), values)
+    return read_table(Path(data), _split(columns))
 
 
-def _training_pair(data: str, target: str, features: str | None, columns: str | None) -> tuple[tables.Table, tables.Table]:
+def _training_pair(data: str, target: str, features: str | None, columns: str | None) -> "tuple[Table, Table]":
+    from kexpfam.data.tables import read_pair
+    from kexpfam.datasets import SYNTHETIC
+
     if columns is not None:
         raise ValueError("--columns is for densities without a target; with --target use --features.")
     if data in SYNTHETIC:
         raise ValueError(f"{data} is a built-in set without a target; --target is for files.")
-    return tables.read_pair(Path(data), _split(target) or [], _split(features))
+    return read_pair(Path(data), _split(target) or [], _split(features))
 
 
 def _load(model: Path):
     """Return the stored estimator."""
-    estimator = registry.load(model)
+    from kexpfam import load
+
+    estimator = load(model)
     # Which column is which is settled here; scikit-learn would warn that the bare arrays it is given have no names.
     vars(estimator).pop("feature_names_in_", None)
     return estimator
-
-
-def _is_conditional(estimator) -> bool:
-    return isinstance(estimator, ConditionalKernelExpFamily)
 
 
 def _refuse_option(name: str, value: Path | None) -> None:
@@ -272,14 +340,26 @@ def _refuse_option(name: str, value: Path | None) -> None:
         raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
 
 
-def _pair(estimator, data: Path, columns: list[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features and targets of the file, under the names that the model knows or those given in the same order."""
+def _rows(estimator, data: Path, columns: list[str] | None = None) -> "tuple[np.ndarray, ...]":
+    """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
+    from kexpfam.data.tables import read_table, read_values
+
     features, targets = _column_names(estimator)
     known = [*features, *targets]
-    if columns is not None and len(columns) != len(known):
+    values = read_values(data, known) if columns is None else read_table(data, _in_order(columns, known)).values
+    return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
+
+
+def _in_order(columns: list[str], known: list[str]) -> list[str]:
+    """Return the user's names in the order of the model's: its own names find their places, others stand for them in turn."""
+    if sorted(columns) == sorted(known):
+        return known
+    if len(columns) != len(known):
         raise ValueError(f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}.")
-    values = tables.read_values(data, known) if columns is None else tables.read_table(data, columns).values
-    return values[:, : len(features)], values[:, len(features) :]
+    astray = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
+    if astray:
+        raise ValueError(f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}.")
+    return columns
 
 
 def _need_folder(output: Path) -> None:
@@ -293,20 +373,23 @@ def _split(columns: str | None) -> list[str] | None:
     return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
-def _names(estimator, width: int) -> list[str]:
-    return getattr(estimator, "column_names_", None) or tables.numbered(width)
+def _column_names(estimator) -> tuple[list[str], list[str]]:
+    """Return the names of the features and of the targets, of which a density p(x) has none."""
+    from kexpfam.data.tables import numbered
 
-
-def _column_names(estimator: ConditionalKernelExpFamily) -> tuple[list[str], list[str]]:
-    """Return the names of features and targets."""
-    count = estimator.density_.scaling.shift.size
-    targets = getattr(estimator, "target_names_", None) or (["y"] if count == 1 else tables.numbered(count, "y"))
-    return _names(estimator, estimator.n_features_in_), targets
+    features = getattr(estimator, "column_names_", None) or numbered(estimator.n_features_in_)
+    if not estimator.conditional:
+        return features, []
+    y = estimator.training_data_[1]
+    unnamed = ["y"] if y.ndim == 1 or y.shape[1] == 1 else numbered(y.shape[1], "y")
+    return features, getattr(estimator, "target_names_", None) or unnamed
 
 
 def _write(output: Path | None, names: list[str], rows: Collection[Collection[float]]) -> None:
     if output is not None:
-        tables.write_csv(output, names, rows)
+        from kexpfam.data.tables import write_csv
+
+        write_csv(output, names, rows)
         typer.echo(f"{len(rows)} rows written to {output}", err=True)
         return
     for row in (names, *rows):

@@ -1,13 +1,19 @@
 """A progress bar for fits: what is being done, how fast, how long still, and whether it is healthy."""
 
+import datetime
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
+__all__ = ["Bar", "Listener", "Report"]
+
+# What a person looks at first, and what the bar calls it; of a loop that has none of these, its first few numbers are shown.
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
+MOST_SHOWN = 3
 
 
 class Report(NamedTuple):
@@ -22,23 +28,35 @@ class Report(NamedTuple):
 Listener = Callable[[Report], None]
 
 
+class _Stage(NamedTuple):
+    """A line of the bar, its last step, and where and when its first report came: what was before (compiling) is no step."""
+
+    task: "TaskID"
+    last: int
+    first: int
+    since: float
+
+
 class Bar:
     """A listener that draws on the terminal; use as a context manager, so that the terminal is left clean."""
 
-    def __init__(self, console: Console | None = None):
+    def __init__(self, console: "Console | None" = None):
+        from rich.console import Console  # slow to import, and only a person at a terminal needs it
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.table import Column
+
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[count]:>12} {task.fields[rate]:>10}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[health]}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[count]:>9} {task.fields[rate]:>8}"),
+            TextColumn("{task.fields[left]}"),
+            # On a narrow terminal this is the column that goes on in the next line.
+            TextColumn("{task.fields[health]}", table_column=Column()),
             console=console or Console(stderr=True),
             transient=True,
         )
-        self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, float] = {}
+        self._stages: dict[str, _Stage] = {}
 
     def __enter__(self) -> "Bar":
         self._progress.start()
@@ -48,17 +66,39 @@ class Bar:
         self._progress.stop()
 
     def __call__(self, report: Report) -> None:
-        if report.stage not in self._tasks:
-            self._tasks[report.stage] = self._progress.add_task(
-                report.stage, total=report.steps or None, count="", rate="", health=""
-            )
-            self._started[report.stage] = time.monotonic()
-        elapsed = max(time.monotonic() - self._started[report.stage], 1e-9)
-        health = "  ".join(f"{SHOWN[name]} {value:.3g}" for name, value in report.health.items() if name in SHOWN)
+        stage = self._stages[report.stage] = self._stage(report)
+        rate, left = _speed(report, report.step - stage.first, time.monotonic() - stage.since)
         self._progress.update(
-            self._tasks[report.stage],
+            stage.task,
+            total=report.steps or None,
             completed=report.step,
             count=f"{report.step}/{report.steps}" if report.steps else f"{report.step}",
-            rate=f"{report.step / elapsed:.1f}/s",
-            health=health,
+            rate=rate,
+            left=left,
+            health=_health(report.health),
         )
+
+    def _stage(self, report: Report) -> _Stage:
+        """Return the line of the stage; a stage that begins again is timed anew."""
+        known = self._stages.get(report.stage)
+        if known is not None and report.step >= known.last:
+            return known._replace(last=report.step)
+        task = self._new_line(report.stage) if known is None else known.task
+        return _Stage(task, report.step, report.step, time.monotonic())
+
+    def _new_line(self, stage: str) -> "TaskID":
+        return self._progress.add_task(stage, total=None, count="", rate="", left="", health="")
+
+
+def _speed(report: Report, steps: int, seconds: float) -> tuple[str, str]:
+    """Return the rate and the time left; nothing where no steps were seen to take time, or no end is known."""
+    if not report.steps or steps <= 0 or seconds <= 0.0:
+        return "", ""
+    rate = steps / seconds
+    left = datetime.timedelta(seconds=round(max(report.steps - report.step, 0) / rate))
+    return f"{rate:.1f}/s", f"{left} left"
+
+
+def _health(health: dict[str, float]) -> str:
+    names = [name for name in SHOWN if name in health] or list(health)[:MOST_SHOWN]
+    return "  ".join(f"{SHOWN.get(name, name.replace('_', ' '))} {health[name]:.3g}" for name in names)

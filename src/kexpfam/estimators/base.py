@@ -1,0 +1,321 @@
+"""The scikit-learn face: what every estimator of the library shares, whatever it fits and however.
+
+A fit leaves ``density_``, which scores and draws in the data's own units; the face checks what users pass and what they get.
+"""
+
+import abc
+import contextlib
+import warnings
+from typing import Any, ClassVar
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from kexpfam import storage
+from kexpfam.cache import use_compilation_cache
+from kexpfam.judge.calibration import Calibration, calibrate
+from kexpfam.model.density import LARGE_ERROR, Density
+from kexpfam.model.precision import double_precision
+from kexpfam.progress import Bar, Listener
+
+__all__ = [
+    "ConditionalEstimator",
+    "DensityEstimator",
+    "Estimator",
+    "GivenDensity",
+    "UncertainNormaliserWarning",
+    "check_scale",
+    "key_from",
+    "keys_from",
+    "listening",
+    "one_of",
+    "warn_of_uncertain_normaliser",
+    "whole",
+]
+
+FEWEST_ROWS = 10
+
+
+class UncertainNormaliserWarning(UserWarning):
+    """The normaliser's error bar is too wide for log densities to be taken at face value."""
+
+
+def key_from(random_state) -> Key[Array, ""]:
+    """Return the JAX key of a scikit-learn random state."""
+    return keys_from(random_state, 1)[0]
+
+
+def keys_from(random_state, count: int) -> list[Key[Array, ""]]:
+    """Return several keys of a scikit-learn random state."""
+    return [jr.key(seed) for seed in check_random_state(random_state).randint(2**31 - 1, size=count)]
+
+
+class Estimator(BaseEstimator, abc.ABC):
+    """What all estimators share: names of columns, progress, precision, and storage of what ``_stored`` lists."""
+
+    conditional: ClassVar[bool]
+    _stored: tuple[str, ...]
+    _training: np.ndarray
+    density_: Any
+
+    @property
+    def _names(self) -> list[str] | None:
+        return getattr(self, "column_names_", None)
+
+    @contextlib.contextmanager
+    def _fitting(self):
+        """Give a fit its listener, float64 and the compilation cache."""
+        use_compilation_cache()
+        if hasattr(self, "feature_names_in_"):
+            self.column_names_ = [str(name) for name in self.feature_names_in_]
+        with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
+            yield listener
+
+    def save(self, path) -> None:
+        """Write the fitted model to one file: arrays and readable metadata, no code."""
+        check_is_fitted(self, "density_")
+        skipped = ("progress", "checkpoint", "random_state")
+        params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
+        state = {"params": params} | {name.strip("_"): getattr(self, name) for name in self._stored}
+        metadata = {
+            "n_features_in": self.n_features_in_,
+            "columns": self._names,
+            "fitted_to_frame": hasattr(self, "feature_names_in_"),
+            "targets": getattr(self, "target_names_", None),
+        }
+        storage.save_tree(path, type(self).__name__, state, metadata)
+
+    def plot(self, *args, **kwargs):
+        """Return a figure of the fit."""
+        from kexpfam import plot  # matplotlib is slow to import
+
+        check_is_fitted(self, "density_")
+        return plot.plot_conditional(self, *args, **kwargs) if self.conditional else plot.plot_density(self, *args, **kwargs)
+
+    def _draws(self, density, count: int, random_state, refine: int, *X: np.ndarray) -> np.ndarray:
+        """Return plain or refined draws of a density; those of baselines follow their density already."""
+        count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
+        if not refine or not isinstance(density, Density):
+            return density.sample(count, *X, key=key)
+        from kexpfam.integrate.chains import refine as refined  # BlackJAX is slow to import
+
+        return refined(density, count, refine, *X, key=key)
+
+
+class DensityEstimator(DensityMixin, Estimator):
+    """The face of a density ``p(x)``."""
+
+    conditional: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def _fit(self, X: np.ndarray, listener: Listener | None):
+        """Fit to rows that were checked; each estimator has its own way."""
+
+    def fit(self, X, y=None):
+        """Fit the density to the rows of X; y is ignored."""
+        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        with self._fitting() as listener:
+            return self._fit(X, listener)
+
+    def score_samples(self, X):
+        """Return the normalised log density of each row, in the data's own units; -inf off a bounded support."""
+        X = self._checked_points(X)
+        return self.density_.log_density(X)
+
+    def score(self, X, y=None):
+        """Return the mean log density of the rows."""
+        return float(np.mean(self.score_samples(X)))
+
+    def sample(self, n_samples=1, random_state=None, *, refine=0):
+        """Return draws of shape (n_samples, n_features).
+
+        ``refine=0`` is the fitted sampler: milliseconds. ``refine=k`` resamples by importance weight and moves each draw by
+        k steps of HMC, which leaves the density itself invariant.
+        """
+        check_is_fitted(self, "density_")
+        return self._draws(self.density_, n_samples, random_state, refine)
+
+    @property
+    def training_data_(self) -> np.ndarray:
+        """The rows the model was fitted to, in the data's own units."""
+        check_is_fitted(self, "density_")
+        return self.density_.scaling.to_data(self._training)
+
+    def _checked_points(self, X) -> np.ndarray:
+        check_is_fitted(self, "density_")
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+
+class ConditionalEstimator(Estimator):
+    """The face of a conditional density ``p(y | x)``."""
+
+    conditional: ClassVar[bool] = True
+    _training_targets: np.ndarray
+    _flat_targets: bool
+
+    @abc.abstractmethod
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+        """Fit to rows that were checked; each estimator has its own way."""
+
+    def fit(self, X, y):
+        """Fit the density of y given X; y has shape (n,) or (n, p)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
+        y = np.asarray(y, dtype=np.float64)
+        self._flat_targets = y.ndim == 1
+        with self._fitting() as listener:
+            self._training, self._training_targets = X, y.reshape(len(X), -1)
+            return self._fit(self._training, self._training_targets, listener)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def score_samples(self, X, y):
+        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
+        X, targets = self._checked_rows(X, y)
+        return self.density_.log_density(targets, X)
+
+    def score(self, X, y):
+        """Return the mean of ``log p(y | x)`` over the rows."""
+        return float(np.mean(self.score_samples(X, y)))
+
+    def sample(self, X, n_samples=1, random_state=None, *, refine=0):
+        """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
+
+        ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
+        the density itself invariant.
+        """
+        X = self._checked_features(X)
+        draws = self._draws(self.density_, n_samples, random_state, refine, X)
+        return draws[:, :, 0] if self._flat_targets else draws
+
+    def predict(self, X):
+        """Return the conditional mean of y."""
+        X = self._checked_features(X)
+        mean = self.density_.mean(X)
+        return mean[:, 0] if self._flat_targets else mean
+
+    def quantile(self, X, levels):
+        """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
+        X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
+        if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
+            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {levels!r}.")
+        found = self.density_.quantile(wanted, X)
+        return found[:, 0] if np.ndim(levels) == 0 else found
+
+    def interval(self, X, coverage=0.9):
+        """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only."""
+        if not 0.0 < coverage < 1.0:
+            raise ValueError(f"coverage must lie strictly between 0 and 1, got {coverage!r}.")
+        return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
+
+    def cdf(self, X, y):
+        """Return ``P(Y <= y | x)`` of each row; 1-D y only."""
+        X, targets = self._checked_rows(X, y)
+        return self.density_.cdf(targets, X)
+
+    def given(self, x) -> "GivenDensity":
+        """Return the density of y under one condition, as an object of its own."""
+        row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
+        if len(row) != 1:
+            raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
+        return GivenDensity(self.density_.given(row[0]), self._flat_targets, self._draws)
+
+    @property
+    def training_data_(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows the model was fitted to: X and y."""
+        check_is_fitted(self, "density_")
+        return self._training, self._training_targets[:, 0] if self._flat_targets else self._training_targets
+
+    def _checked_features(self, X) -> np.ndarray:
+        check_is_fitted(self, "density_")
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    def _checked_rows(self, X, y) -> tuple[np.ndarray, np.ndarray]:
+        check_is_fitted(self, "density_")
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        width = self._training_targets.shape[1]
+        if targets.shape[1] != width:
+            raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
+        return X, targets
+
+    def _calibration(self, X, y, *, key: Key[Array, ""]) -> Calibration | None:
+        if X is None:
+            return None
+        X, targets = self._checked_rows(X, y)
+        if targets.shape[1] > 1:
+            raise ValueError("calibration is for targets of one dimension: call diagnose() without X and y.")
+        return calibrate(self.density_, X, targets, key=key)
+
+
+class GivenDensity:
+    """``p(y | x)`` at one x: score points, draw, and look at it."""
+
+    def __init__(self, density, flat: bool, draws):
+        self.density, self._flat, self._draws = density, flat, draws
+
+    def score_samples(self, y):
+        """Return the log density at each y, given with shape (n,) or (n, p)."""
+        points = np.asarray(y, dtype=np.float64)
+        return self.density.log_density(points.reshape(-1, self.density.scaling.width))
+
+    def sample(self, n_samples=1, random_state=None, *, refine=0):
+        """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
+        draws = self._draws(self.density, n_samples, random_state, refine)
+        return draws[:, 0] if self._flat else draws
+
+    def plot(self):
+        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
+        from kexpfam import plot  # matplotlib is slow to import
+
+        return plot.plot_given(self)
+
+
+def whole(name: str, value, least: int) -> int:
+    """Return the value as a whole number of at least ``least``, or raise."""
+    try:
+        fine = value == int(value) and value >= least
+    except (TypeError, ValueError):
+        fine = False
+    if not fine:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    return int(value)
+
+
+def listening(progress: bool | Listener):
+    """Return a context manager around the listener that ``progress`` asks for."""
+    return Bar() if progress is True else contextlib.nullcontext(progress or None)
+
+
+def one_of(name: str, value, known) -> None:
+    """Raise unless the value is one of the known names."""
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
+
+
+def check_scale(name: str, value, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
+    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
+    if value is None:
+        return
+    numbers = np.asarray(value, float)
+    fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
+    if numbers.shape not in shapes or not fine:
+        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+
+
+def warn_of_uncertain_normaliser(density: Density, X: np.ndarray) -> None:
+    """Warn if a normaliser is not to be trusted; to be called by ``_fit``."""
+    if density.log_partition is not None and not density.log_partition.trustworthy:
+        message = f"log Z = {density.log_partition}: log densities share an uncertain constant; diagnose() says what to do."
+    elif density.log_partition is None and (worst := density.partition_errors(X).max()) > LARGE_ERROR:
+        message = f"log Z(x) is uncertain by up to {worst:.2g}: log densities are too; diagnose() says what to do."
+    else:
+        return
+    warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)

@@ -1,0 +1,96 @@
+"""How each base measure is fitted to a sample, and what a base gains by having seen the points it is scored on."""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from kexpfam.model.measures import COVARIANCE_FLOOR, AbstractMeasure, Box, Gaussian, Mixture
+
+__all__ = ["BASES", "best_mixture", "fit_base", "fit_mixture", "held_out_split", "optimism", "tailed_gaussian"]
+
+# A share of a base for conditional densities is this much wider than the rest: far targets are improbable, not impossible.
+TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0
+# Numbers of components that are tried, from small to large; each component needs so many rows.
+COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32), 5
+EM_STEPS = 60
+
+
+def tailed_gaussian(points: np.ndarray, *, width: float) -> Mixture:
+    """Return the normal with ``width**2`` times the points' covariance, and a small share of a wider one."""
+    narrow = Gaussian.fitted(points, width=width)
+    choleskys = np.stack([narrow.cholesky, TAIL_WIDTH * narrow.cholesky])
+    return Mixture.of(np.log([1.0 - TAIL_SHARE, TAIL_SHARE]), np.stack([narrow.mean] * 2), choleskys)
+
+
+def held_out_split(points: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return four fifths of the points and the fifth that judges what is fitted to them."""
+    order = np.random.default_rng(seed).permutation(len(points))
+    return points[order[len(points) // 5 :]], points[order[: len(points) // 5]]
+
+
+def fit_mixture(points: np.ndarray, *, components: int, diagonal: bool, seed: int) -> Mixture:
+    """Return the maximum-likelihood mixture, by scikit-learn's EM."""
+    model = _expectation_maximisation(points, components, diagonal, seed)
+    if diagonal:
+        choleskys = np.sqrt(model.covariances_)[:, :, None] * np.eye(points.shape[1])
+    else:
+        choleskys = np.linalg.cholesky(model.covariances_)
+    return Mixture.of(np.log(model.weights_), model.means_, choleskys)
+
+
+def best_mixture(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> Mixture:
+    """Return the mixture whose size and covariance type do best on a held-out fifth of the points, refitted to all."""
+    training, held_out = held_out_split(points, seed=seed)
+    best_score, best = -np.inf, (1, True)
+    for diagonal in (False, True):
+        worse, top = 0, -np.inf
+        for components in counts:
+            if components * ROWS_PER_COMPONENT > len(training) or worse == 2:
+                break
+            score = _expectation_maximisation(training, components, diagonal, seed).score(held_out)
+            worse, top = (0, score) if score > top else (worse + 1, top)
+            if score > best_score:
+                best_score, best = score, (components, diagonal)
+    return fit_mixture(points, components=best[0], diagonal=best[1], seed=seed)
+
+
+BASES: dict[str, Callable[[np.ndarray, int], AbstractMeasure]] = {
+    "gaussian": lambda points, seed: Gaussian.fitted(points),
+    "box": lambda points, seed: Box.fitted(points),
+    "mixture": lambda points, seed: best_mixture(points, seed=seed),
+}
+
+
+def fit_base(kind: str, data: np.ndarray, *, seed: int) -> AbstractMeasure:
+    """Return the base measure of that name, fitted to the data (already in model units)."""
+    if kind not in BASES:
+        raise ValueError(f"unknown base {kind!r}: choose one of {', '.join(BASES)}, or pass a measure.")
+    return BASES[kind](data, seed)
+
+
+def optimism(kind: str, data: np.ndarray, *, seed: int) -> float:
+    """Return how much higher a base of this kind scores points it was fitted to than points it was not (nats)."""
+    training, held_out = held_out_split(data, seed=seed)
+    base = fit_base(kind, training, seed=seed)
+    return float(base.log_densities(training).mean() - base.log_densities(held_out).mean())
+
+
+def _expectation_maximisation(points: np.ndarray, components: int, diagonal: bool, seed: int):
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture  # slow to import
+    from threadpoolctl import threadpool_limits
+
+    model = GaussianMixture(
+        components,
+        covariance_type="diag" if diagonal else "full",
+        reg_covar=COVARIANCE_FLOOR,
+        max_iter=EM_STEPS,
+        init_params="k-means++",
+        random_state=seed,
+    )
+    # EM's own warning is about its last digits; whether the mixture serves is measured later, on held-out points.
+    # One BLAS thread: EM multiplies many tiny matrices, and waking threads for each costs ten times the work.
+    with warnings.catch_warnings(), threadpool_limits(limits=1, user_api="blas"):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(points)

@@ -1,0 +1,124 @@
+"""Cross-validated scores of a penalised likelihood, at little more than the price of one fit.
+
+The fit to all rows is found by Newton's method. A fit that leaves out a fold is near it, so its own Hessian at that place
+serves it for a few chord steps; and that Hessian is the common one without the fold's rows, which is cheap to take off. Without
+conditions the Hessian does not depend on the rows at all, and one factor serves all folds.
+"""
+
+import numpy as np
+from scipy.linalg import cho_solve
+
+from kexpfam.data.sample import Sample, distinct_conditions
+from kexpfam.fit.convex import (
+    Likelihood,
+    covariances,
+    information,
+    likelihood,
+    log_partitions,
+    maximise,
+    moments,
+    normalised,
+    objective,
+    without_negligible_nodes,
+)
+from kexpfam.fit.newton import factored
+from kexpfam.fit.problem import Problem
+from kexpfam.model.measures import Nodes
+
+__all__ = ["Folds", "chord", "left_out_rows"]
+
+# The longest chord step, in the metric of the curvature; beyond, the quadratic model is not to be trusted.
+TRUST = 2.0
+CHORD_STEPS, NEWTON_STEPS = 10, 3
+# Squared decrements at which the common fit and those to the folds stop. The latter start at a fit that has seen the fold, and
+# what is left of that start shows in the fold's score to first order: its square must be small.
+TOLERANCE, FOLD_TOLERANCE = 1e-3, 1e-6
+
+
+class Folds:
+    """The fits that leave one fold out, each continued from penalty to penalty."""
+
+    def __init__(self, problem: Problem, nodes: Nodes, check: Nodes, left_out: np.ndarray):
+        """Pose the fits; ``left_out`` are masks of rows, (fits, n). Scores are taken on the ``check`` nodes.
+
+        These may be the same on a grid. On importance draws they must differ: an optimum can hide mass between its own nodes,
+        and only fresh ones show it.
+        """
+        self.all = likelihood(problem, nodes)
+        self.check = self.all if check is nodes else likelihood(problem, check)
+        conditions = distinct_conditions(problem.sample)
+        self.left_out, self.membership = left_out, conditions.membership
+        self.psi = problem.space.target.matrix(problem.sample.target)
+        phi = self.all.condition_features
+        self.counts = np.array([np.bincount(self.membership[out], minlength=len(phi)) for out in left_out], float)
+        totals = [(phi[self.membership[out]].T @ self.psi[out]).ravel() for out in left_out]
+        kept = len(self.psi) - left_out.sum(1)
+        self.means = (len(self.psi) * self.all.mean_feature - np.array(totals)) / kept[:, None]
+        self.shares = (len(self.psi) * self.all.shares - self.counts) / kept[:, None]
+        self.weights = np.zeros(self.all.mean_feature.size)
+
+    def approach(self, penalty: float) -> None:
+        """Bring the common fit to a penalty, on the way to a smaller one."""
+        self.weights = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE).weights
+
+    def scores(self, penalty: float) -> np.ndarray:
+        """Return the log density ratio to the base of each row, averaged over the fits that did not see it."""
+        optimum = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
+        self.weights = optimum.weights
+        problem = without_negligible_nodes(self.all, optimum.weights) if len(self.all.shares) == 1 else self.all
+        factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
+        parts = [problem._replace(mean_feature=mean, shares=s) for mean, s in zip(self.means, self.shares, strict=True)]
+        weights = [chord(part, penalty, optimum.weights, f) for part, f in zip(parts, factors, strict=True)]
+        totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
+        for row, out in zip(weights, self.left_out, strict=True):
+            members = self.membership[out]
+            seen, place = np.unique(members, return_inverse=True)
+            check = self.check._replace(condition_features=self.check.condition_features[seen])
+            partitions = log_partitions(check, row)
+            totals[out] += np.sum(check.coefficients(row)[place] * self.psi[out], 1) - partitions[place]
+            counts[out] += 1.0
+        return totals / counts
+
+    def _factors(self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple) -> list[tuple]:
+        """Return the factored Hessian of each fit at the common optimum."""
+        if len(problem.shares) == 1:
+            return [factor] * len(self.left_out)
+        probabilities = normalised(problem.exponents(weights)).probabilities
+        triangles = covariances(problem, probabilities, probabilities @ problem.node_features)
+        rows = len(self.psi)
+        whole = rows * information(problem, triangles, problem.shares)
+        factors = []
+        for counts in self.counts:
+            seen = counts > 0.0
+            part = problem._replace(condition_features=problem.condition_features[seen])
+            hessian = (whole - information(part, triangles[seen], counts[seen])) / (rows - counts.sum())
+            hessian.flat[:: len(hessian) + 1] += penalty
+            factors.append(factored(hessian))
+        return factors
+
+
+def chord(problem: Likelihood, penalty: float, weights: np.ndarray, factor: tuple) -> np.ndarray:
+    """Return the maximiser of a problem from a start near it, by steps with a Hessian that is kept.
+
+    Where such steps do not get near enough, Newton's method goes on.
+    """
+    value, masses = objective(problem, penalty, weights)
+    for _ in range(CHORD_STEPS):
+        _, slope = moments(problem, penalty, weights, masses.probabilities)
+        step = cho_solve(factor, slope, check_finite=False)
+        decrement = float(step @ slope)
+        if decrement < FOLD_TOLERANCE:
+            return weights
+        candidate = weights + step * min(1.0, TRUST / np.sqrt(decrement))
+        new_value, masses = objective(problem, penalty, candidate)
+        if new_value < value:
+            break
+        weights, value = candidate, new_value
+    return maximise(problem, penalty, weights, tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
+
+
+def left_out_rows(sample: Sample, folds: int, repeats: int, *, seed: int) -> np.ndarray:
+    """Return masks of the rows that each fit leaves out, (fits, rows)."""
+    rng, rows = np.random.default_rng(seed), len(sample)
+    count = min(folds, rows)
+    return np.concatenate([(rng.permutation(rows) % count) == np.arange(count)[:, None] for _ in range(repeats)])

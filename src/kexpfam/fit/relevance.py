@@ -1,0 +1,44 @@
+"""Which columns f has to depend on, where there are many."""
+
+import jax.random as jr
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from kexpfam.model.measures import AbstractMeasure
+
+__all__ = ["relevant_dimensions"]
+
+# A dimension matters if permuting it costs a classifier of data against base this much (nats), and 3 standard errors.
+RELEVANCE_FLOOR = 0.01
+
+
+def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -> tuple[int, ...]:
+    """Return the dimensions that a classifier of data against base draws makes use of.
+
+    The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with dimensions
+    that carry nothing, which is what makes them a good judge of which ones do.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier  # slow to import
+    from sklearn.inspection import permutation_importance
+
+    draws = base.draws(min(4 * len(data), 20_000), key=jr.key(seed))
+    rows, labels = np.concatenate([data, draws]), np.repeat([1, 0], [len(data), len(draws)])
+    weights = np.where(labels == 1, len(draws) / len(data), 1.0)
+    order = np.random.default_rng(seed).permutation(len(rows))
+    training, held_out = order[: 2 * len(order) // 3], order[2 * len(order) // 3 :]
+    # One thread: small trees gain nothing from more, and lose much on a busy machine.
+    with threadpool_limits(limits=1):
+        model = HistGradientBoostingClassifier(max_iter=60, random_state=seed)
+        model.fit(rows[training], labels[training], weights[training])
+        result = permutation_importance(
+            model,
+            rows[held_out],
+            labels[held_out],
+            scoring="neg_log_loss",
+            n_repeats=4,
+            random_state=seed,
+            sample_weight=weights[held_out],
+        )
+    errors = result.importances_std / np.sqrt(result.importances.shape[1])
+    relevant = np.flatnonzero(result.importances_mean > np.maximum(RELEVANCE_FLOOR, 3.0 * errors))
+    return tuple(int(j) for j in relevant)

@@ -1,0 +1,3 @@
+"""Whether a fit is good: certificates, diagnoses, calibration, distances between samples."""
+
+__all__: list[str] = []

@@ -1,0 +1,233 @@
+"""Is the fit good? Numbers with error bars, and one verdict in words; the same for every density, conditional or not."""
+
+import abc
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.fit.convex import shortfall
+from kexpfam.fit.problem import Problem, Status, check_at_least
+from kexpfam.integrate.nodes import effective_share
+from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.certificate import Certificate, certify
+from kexpfam.judge.metrics import Distance, mmd_squared
+from kexpfam.model.density import Density, Estimate, WeightedDraws
+
+__all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "sampler_fit"]
+
+# The certificate's key is apart from those of the other measurements.
+CERTIFICATE = 1
+SUSPICIOUS_P_VALUE = 0.01
+
+
+class Judgement(eqx.Module):
+    """How a fit is judged.
+
+    Parameters
+    ----------
+    draws : int
+        Draws of the sampler that are compared with the density.
+    certifying_draws : int
+        The certificate divides squares of noise by the penalty, so it takes many.
+    refine : int
+        Steps of HMC behind the draws that plain ones are compared with.
+    good_sampler_kl, good_f_gap : float
+        Up to these (nats) a fit is called good, and up to ``poor`` times these, fair.
+    good_effective_share : float
+        From this share of effective draws on a fit is called good, and from a ``poor``-th of it on, fair.
+    poor : float
+        See above.
+    """
+
+    draws: int = 4000
+    certifying_draws: int = 32768
+    refine: int = 5
+    good_sampler_kl: float = 0.1
+    good_f_gap: float = 0.02
+    good_effective_share: float = 0.3
+    poor: float = 5.0
+
+    def __check_init__(self):
+        check_at_least(self, 10, "draws", "certifying_draws")
+        check_at_least(self, 0, "refine", "good_sampler_kl", "good_f_gap", "good_effective_share")
+        check_at_least(self, 1, "poor")
+
+
+class SamplerFit(NamedTuple):
+    """KL(q || p_f) over training conditions, the effective share of draws, and the draws with their conditions."""
+
+    kl: Estimate
+    share: float
+    draws: WeightedDraws
+    conditions: np.ndarray
+
+
+class AbstractDiagnosis(abc.ABC):
+    """What every estimator says about its fit: a verdict, what was measured, and advice; ``str()`` of it is a report."""
+
+    verdict: str
+    advice: tuple[str, ...]
+
+    @abc.abstractmethod
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what was measured, as name and value."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of the report, the verdict first, as name and value."""
+        return [("verdict", self.verdict.upper()), *self.lines()]
+
+    def __str__(self) -> str:
+        rows = [f"{name + ':':<28}{value}" for name, value in self.rows()]
+        return "\n".join(rows + [f"- {line}" for line in self.advice])
+
+
+@dataclass(frozen=True)
+class Diagnosis(AbstractDiagnosis):
+    """What was measured about a fit.
+
+    ``log_partition`` is log Z, under conditions its mean over the training rows and its largest error. ``sampler_mmd``
+    compares plain with refined draws where there is no condition; ``calibration`` is that of held-out rows where there is one.
+    ``sampler_kl`` is a lower bound where the transport folds space (``sampler_folds``).
+    """
+
+    status: Status
+    conditional: bool
+    log_partition: Estimate
+    f_gap: float
+    sampler_kl: Estimate
+    sampler_folds: bool
+    effective_share: float
+    sampler_mmd: Distance | None
+    calibration: Calibration | None
+    certificate: Certificate | None
+    verdict: str
+    advice: tuple[str, ...]
+
+    @property
+    def duality_gap(self) -> float:
+        """Return how far the pair (f, q) is from a saddle point: f's shortfall in the primal plus q's in the dual."""
+        return self.f_gap + max(self.sampler_kl.value, 0.0)
+
+    @property
+    def primal(self) -> Estimate | None:
+        """Return the penalised likelihood of f: a lower bound of its optimum."""
+        return None if self.certificate is None else self.certificate.primal
+
+    @property
+    def dual(self) -> Estimate | None:
+        """Return an upper bound of the optimum of the penalised likelihood."""
+        return None if self.certificate is None else self.certificate.dual
+
+    @property
+    def converged(self) -> bool:
+        """Return whether the solver converged and the fit is not poor."""
+        return self.verdict != "poor" and self.status is Status.CONVERGED
+
+    def lines(self) -> list[tuple[str, str]]:
+        at_least = "at least " if self.sampler_folds else ""
+        kl = f"{at_least}{max(self.sampler_kl.value, 0.0):.4f} ± {self.sampler_kl.standard_error:.1g} nats"
+        log_z = f"largest error {self.log_partition.standard_error:.1g}" if self.conditional else str(self.log_partition)
+        lines = [
+            ("solver", self.status.value),
+            ("duality gap", f"{at_least}{self.duality_gap:.4f} nats"),
+            ("f below its optimum by", f"{self.f_gap:.4f} nats"),
+            ("KL(sampler || density)", kl),
+            ("effective share of draws", f"{self.effective_share:.0%}"),
+            *([] if self.certificate is None else self.certificate.lines()),
+            ("log Z(x)" if self.conditional else "log Z", log_z),
+        ]
+        if self.sampler_mmd is not None:
+            distance = f"{self.sampler_mmd.value:+.2e} ± {self.sampler_mmd.standard_error:.1e}"
+            lines.append(("MMD^2 to refined draws", distance))
+        return lines + (self.calibration.lines() if self.calibration is not None else [])
+
+
+def diagnose(
+    problem: Problem,
+    density: Density,
+    training: np.ndarray,
+    status: Status,
+    calibration: Calibration | None = None,
+    *,
+    settings: Judgement | None = None,
+    key: Key[Array, ""],
+) -> Diagnosis:
+    """Return the diagnosis of a fitted density; ``training`` are its conditions in the data's units."""
+    settings = settings or Judgement()
+    gap_key, kl_key, mmd_key = jr.split(key, 3)
+    proposal = None if density.conditional else density.sampler.reference
+    f_gap = shortfall(problem, density.tilt, proposal or problem.proposal, problem.integration.draws, key=gap_key).value
+    fit = sampler_fit(density, training, settings.draws, key=kl_key)
+    partitions, errors = density.log_partitions(training), density.partition_errors(training)
+    evidence = np.inf if density.log_partition is None else density.log_partition.effective_draws
+    worst = Estimate(float(partitions.mean()), float(errors.max()), evidence)
+    certificate_key, draw_key = jr.split(jr.fold_in(key, CERTIFICATE))
+    # Under conditions a draw has as many features as a condition and a target together, so that fewer have to do.
+    many = fit if density.conditional else sampler_fit(density, training, settings.certifying_draws, key=draw_key)
+    mean_error = worst._replace(standard_error=float(errors.mean()))
+    certificate = certify(problem, density.tilt, mean_error, proposal, many.draws, many.conditions, key=certificate_key)
+    mmd = None if density.conditional else _sampler_mmd(density, fit.draws.points, settings, key=mmd_key)
+    verdict, advice = judge(status, worst, f_gap, fit, calibration, conditional=density.conditional, settings=settings)
+    facts = (status, density.conditional, worst, f_gap, fit.kl, fit.draws.folds, fit.share, mmd, calibration, certificate)
+    return Diagnosis(*facts, verdict, advice)
+
+
+def sampler_fit(density: Density, training: np.ndarray, count: int, *, key: Key[Array, ""]) -> SamplerFit:
+    """Return how the sampler fits the density at training conditions, given in the data's units."""
+    row_key, draw_key = jr.split(key)
+    rows = np.asarray(jr.randint(row_key, (count,), 0, len(training)))
+    conditions = density.inputs.to_model(training)[rows] if density.conditional else np.zeros((count, 0))
+    draws = density.sampler.weighted_draws(conditions, key=draw_key)
+    log_p = density.tilt.log_values(draws.points, conditions) - density.log_partitions(training)[rows]
+    log_ratio = draws.log_density - log_p
+    shared = 0.0 if density.log_partition is None else density.log_partition.standard_error
+    error = float(np.hypot(log_ratio.std() / np.sqrt(count), shared))
+    return SamplerFit(Estimate(float(log_ratio.mean()), error, float(count)), effective_share(-log_ratio), draws, conditions)
+
+
+def _sampler_mmd(density: Density, plain: np.ndarray, settings: Judgement, *, key) -> Distance:
+    from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
+
+    return mmd_squared(plain, refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key))
+
+
+def judge(
+    status: Status,
+    log_partition: Estimate,
+    f_gap: float,
+    fit: SamplerFit,
+    calibration: Calibration | None,
+    *,
+    conditional: bool,
+    settings: Judgement,
+) -> tuple[str, tuple[str, ...]]:
+    """Return the verdict and the advice that goes with what was measured."""
+    kl, share, advice = fit.kl.value, fit.share, []
+    if not log_partition.trustworthy:
+        advice.append(
+            "log Z is uncertain: log densities share an unknown constant. Fewer dimensions, a stronger base "
+            "(base='mixture') or a larger rkhs_penalty make it sharper."
+        )
+    if f_gap > settings.good_f_gap:
+        advice.append("f is not at its optimum: use solver='auto', or more steps, or Integration(draws=...).")
+    if kl > settings.good_sampler_kl or share < settings.good_effective_share:
+        advice.append("The plain sampler differs from the density: use sample(..., refine=10).")
+    if status is not Status.CONVERGED:
+        advice.append(status.value)
+    poor = (
+        not log_partition.trustworthy
+        or f_gap > settings.poor * settings.good_f_gap
+        or kl > settings.poor * settings.good_sampler_kl
+        or share < settings.good_effective_share / settings.poor
+    )
+    uncalibrated = calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE
+    if uncalibrated:
+        advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
+    verdict = "poor" if poor else "fair" if advice else "good"
+    if conditional and calibration is None:
+        advice.append("Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated.")
+    return verdict, tuple(advice)

@@ -1,0 +1,3 @@
+"""What p is: kernels, laws, function spaces, networks, and the density that they make."""
+
+__all__: list[str] = []

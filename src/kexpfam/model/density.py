@@ -1,0 +1,401 @@
+"""A fitted density: its log, its sampler, its moments and quantiles, in the data's own units.
+
+It does not know how it was fitted, so that everything downstream serves every solver alike. A density without a condition is
+one whose condition has width zero; ``given(x)`` makes such a one of any.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from kexpfam.data.sample import AnyArray
+from kexpfam.data.scaling import Scaling
+from kexpfam.model.measures import (
+    AbstractMeasure,
+    Cells,
+    ConditionalMeasure,
+    Nodes,
+    draw_each,
+    log_density_each,
+    logsumexp,
+)
+from kexpfam.model.networks import AbstractTransport, Given, Identity
+from kexpfam.model.precision import double_precision
+from kexpfam.model.spaces import Constant, FeatureSpace, in_chunks
+
+__all__ = ["Completion", "Density", "Estimate", "Inputs", "Sampler", "Tilt", "TiltedCells", "WeightedDraws"]
+
+# Probabilities in memory at a time.
+CHUNK_NUMBERS = 4_000_000
+# Conditions further outside the training range than this (standard deviations) are treated as if they were here.
+CONDITION_MARGIN = 1.0
+# The true error of an integral on a grid was found to be up to 3.5 times its change from a coarser one.
+QUADRATURE_SAFETY = 4.0
+# Fewer effective draws than this, or a larger error, and a normaliser is not to be trusted.
+FEW_EFFECTIVE_DRAWS, LARGE_ERROR = 200.0, 0.05
+
+
+class Estimate(NamedTuple):
+    """A number with the evidence for it."""
+
+    value: float
+    standard_error: float
+    effective_draws: float
+
+    @property
+    def trustworthy(self) -> bool:
+        """Return whether the error is small and there are draws enough to believe it."""
+        return self.standard_error < LARGE_ERROR and self.effective_draws > FEW_EFFECTIVE_DRAWS
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.standard_error:.1g} ({self.effective_draws:,.0f} effective draws)"
+
+
+class Tilt(eqx.Module):
+    """The unnormalised density ``p0(y) exp(f(y | x))``: whichever method found f, this is what it means."""
+
+    space: FeatureSpace
+    weights: Float[AnyArray, " r"]
+    base: AbstractMeasure
+
+    def f(self, x: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> Float[AnyArray, " b"]:
+        """Return f at each row."""
+        return self.space.evaluate(self.weights, x, condition)
+
+    def log_unnormalised(self, x: Float[Array, " d"], condition: Float[Array, " p"]) -> Float[Array, ""]:
+        """Return ``log p0(x) + f(x | condition)`` at one point."""
+        return self.base.log_density(x) + self.f(x[None], condition[None])[0]
+
+    def values(self, points: np.ndarray, condition: np.ndarray | None = None) -> np.ndarray:
+        """Return f at many points, in chunks of constant memory."""
+        condition = np.zeros((len(points), 0)) if condition is None else condition
+        return in_chunks(self.f, points, condition)
+
+    def log_values(self, points: np.ndarray, condition: np.ndarray | None = None) -> np.ndarray:
+        """Return ``log p0 + f`` at many points."""
+        return self.base.log_densities(points) + self.values(points, condition)
+
+    def exponents(self, nodes: Nodes, condition: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield ``log_weights + f`` of the nodes under the conditions, some rows at a time: each (rows, nodes)."""
+        if isinstance(self.space.condition, Constant):
+            # One row serves all, and f at a point costs less than its features.
+            exponents = nodes.log_weights + self.space.target.node_values(np.asarray(self.weights), nodes)
+            yield np.broadcast_to(exponents, (len(condition), len(exponents)))
+            return
+        psi = self.space.target.node_matrix(nodes)
+        weights = np.asarray(self.weights).reshape(self.space.condition.size, -1)
+        rows = max(1, CHUNK_NUMBERS // len(nodes.log_weights))
+        for start in range(0, len(condition), rows):
+            phi = self.space.condition.matrix(condition[start : start + rows])
+            yield nodes.log_weights + (phi @ weights) @ psi.T
+
+    def log_partitions(self, nodes: Nodes, condition: np.ndarray) -> np.ndarray:
+        """Return ``log Z`` under each condition, as a sum over the nodes."""
+        return np.concatenate([logsumexp(exponents, axis=1) for exponents in self.exponents(nodes, condition)])
+
+    def given(self, condition: Float[AnyArray, " p"]) -> "Tilt":
+        """Return the tilt under one condition, as one that knows no condition."""
+        space, weights = self.space.given(self.weights, condition)
+        return Tilt(space, weights, self.base)
+
+
+class TiltedCells(ConditionalMeasure):
+    """The tilted density under a condition, on the cells of a grid of the target."""
+
+    space: FeatureSpace
+    weights: Float[AnyArray, " r"]
+    log_weights: Float[AnyArray, " j"]
+    node_features: Float[AnyArray, "j b"]
+    edges: tuple[Float[AnyArray, " _"], ...]
+
+    @classmethod
+    def on(cls, tilt: Tilt, nodes: Nodes) -> "TiltedCells | Cells":
+        """Return the density on the cells of a grid; without a condition, as a law of its own."""
+        if isinstance(tilt.space.condition, Constant):
+            (exponents,) = next(tilt.exponents(nodes, np.zeros((1, 0))))
+            return Cells(exponents - logsumexp(exponents), nodes.edges)
+        features = tilt.space.target.node_matrix(nodes)
+        return cls(tilt.space, np.asarray(tilt.weights), nodes.log_weights, features, nodes.edges)
+
+    def given(self, condition):
+        coefficients = self.space.coefficients(self.weights, condition[None])[0]
+        return Cells(jax.nn.log_softmax(self.log_weights + self.node_features @ coefficients), self.edges)
+
+    def bounds(self, spread):
+        return np.array([edge[0] for edge in self.edges]), np.array([edge[-1] for edge in self.edges])
+
+
+class WeightedDraws(NamedTuple):
+    """Draws of a sampler with their log density under it; where the map ``folds`` space, the true density is larger."""
+
+    points: np.ndarray
+    log_density: np.ndarray
+    folds: bool
+
+
+class Sampler(eqx.Module):
+    """The law of ``transport(noise)`` with noise from the reference, folded onto the support of the base."""
+
+    reference: AbstractMeasure
+    transport: AbstractTransport
+    base: AbstractMeasure
+
+    def draw(self, condition: Float[AnyArray, "b p"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """Return one point per condition."""
+        return self.base.fold(self.transport(draw_each(self.reference, condition, key=key), condition))
+
+    def draw_several(self, condition: Float[AnyArray, "b p"], count: int, *, key: Key[Array, ""]) -> Float[Array, "b count d"]:
+        """Return ``count`` points per condition; what the reference makes of a condition is made once."""
+        keys = jr.split(key, condition.shape[0])
+        noise = jax.vmap(lambda c, k: self.reference.given(c).sample(count, key=k))(condition, keys)
+        move = lambda c, rows: self.transport(rows, jnp.broadcast_to(c, (count, c.size)))
+        return self.base.fold(jax.vmap(move)(condition, noise))
+
+    def draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return ``count`` points as a NumPy array, for a sampler without a condition."""
+        if isinstance(self.transport, Identity):
+            return np.asarray(self.base.fold(self.reference.draws(count, key=key)))
+        with double_precision():
+            return np.asarray(_draw(self, count, key))
+
+    def given(self, condition: Float[AnyArray, " p"]) -> "Sampler":
+        """Return the sampler under one condition, as one that knows no condition."""
+        return Sampler(self.reference.given(condition), Given(self.transport, condition), self.base)
+
+    def weighted_draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> WeightedDraws:
+        r"""Return one draw per condition with its density, :math:`\log q(g(\xi)) = \log r(\xi) - \log|\det Dg(\xi)|`.
+
+        For noise as wide as the points. Exact where the transport is injective. A map whose determinant has both signs
+        folds space: there the true q is larger, and a KL(q || p) computed from these densities is a lower bound.
+        """
+        with double_precision():
+            points, log_density, signs = _draw_with_density(self, condition, key)
+        signs = np.asarray(signs)
+        return WeightedDraws(np.asarray(points), np.asarray(log_density), bool(signs.min() < 0.0 < signs.max()))
+
+
+class Inputs(eqx.Module):
+    """The conditions a density knows: their scaling, and the range of the training rows in model units."""
+
+    scaling: Scaling
+    low: Float[np.ndarray, " p"]
+    high: Float[np.ndarray, " p"]
+
+    @classmethod
+    def of(cls, scaling: Scaling, condition: np.ndarray) -> "Inputs":
+        """Return the inputs whose training rows, in model units, are these."""
+        return cls(scaling, condition.min(0), condition.max(0))
+
+    def to_model(self, X: np.ndarray) -> np.ndarray:
+        """Return the rows in model units, kept near the training range; a column that was constant stays so."""
+        margin = np.where(self.high > self.low, CONDITION_MARGIN, 0.0)
+        return np.clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
+
+
+class Completion(eqx.Module):
+    """The coordinates that f does not depend on: they follow the base, given the others."""
+
+    base: AbstractMeasure
+    dims: tuple[int, ...] = eqx.field(static=True)
+
+    def log_conditional(self, points: np.ndarray) -> np.ndarray:
+        """Return ``log p0(other coordinates | dims)`` of each row."""
+        part = self.base.marginal(self.dims).log_densities(points[:, self.dims])
+        whole = self.base.log_densities(points)
+        return np.where(np.isfinite(whole), whole - np.where(np.isfinite(part), part, 0.0), -np.inf)
+
+    def complete(self, values: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return points with these values in ``dims`` and the other coordinates drawn."""
+        with double_precision():
+            return np.asarray(_complete(self, values, key))
+
+
+class Density(eqx.Module):
+    """``p(y | x) = p0(y) exp(f(y | x) - log Z(x))`` with a sampler, in the units that the scalings lead back to.
+
+    ``tilt`` and ``sampler`` live in the coordinates that f depends on; ``completion`` adds the others, if there are any.
+    Without a condition log Z is one number with its error, ``log_partition``. Under conditions it is a sum over ``nodes``: the
+    cells of a grid, judged by a coarser one, or draws, which judge themselves.
+    """
+
+    tilt: Tilt
+    sampler: Sampler
+    scaling: Scaling
+    inputs: Inputs
+    log_partition: Estimate | None
+    nodes: Nodes | None
+    coarse_nodes: Nodes | None
+    completion: Completion | None
+
+    @property
+    def conditional(self) -> bool:
+        """Return whether the density depends on a condition."""
+        return self.inputs.low.size > 0
+
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
+        condition, z = self._conditions(X, len(targets)), self.scaling.to_model(targets)
+        part = z if self.completion is None else z[:, self.completion.dims]
+        rest = 0.0 if self.completion is None else self.completion.log_conditional(z)
+        log_tilt = self.tilt.log_values(part, condition)
+        return log_tilt + rest - self.log_partitions(X, len(targets)) + self.scaling.log_jacobian(targets)
+
+    def potential(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return f at each row."""
+        z = self.scaling.to_model(targets)
+        part = z if self.completion is None else z[:, self.completion.dims]
+        return self.tilt.values(part, self._conditions(X, len(targets)))
+
+    def log_partitions(self, X: np.ndarray | None = None, rows: int = 1) -> np.ndarray:
+        """Return ``log Z(x)`` of each row."""
+        if self.log_partition is not None:
+            return np.full(rows if X is None else len(X), self.log_partition.value)
+        return self.tilt.log_partitions(self._nodes(), self._conditions(X, rows))
+
+    def partition_errors(self, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the error of ``log Z(x)``: a multiple of the change from a coarser grid, or the standard error of draws."""
+        if self.log_partition is not None:
+            return np.full(1 if X is None else len(X), self.log_partition.standard_error)
+        if self.coarse_nodes is not None:
+            coarse = self.tilt.log_partitions(self.coarse_nodes, self._conditions(X, 1))
+            return QUADRATURE_SAFETY * np.abs(coarse - self.log_partitions(X))
+        return np.concatenate([m.std(axis=1) / m.mean(axis=1) / np.sqrt(m.shape[1]) for m in self.probabilities(X)])
+
+    def probabilities(self, X: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """Yield the probabilities of the nodes under the conditions, some rows at a time: each (rows, nodes)."""
+        for exponents in self.tilt.exponents(self._nodes(), self._conditions(X, 1)):
+            yield np.exp(exponents - logsumexp(exponents)[:, None])
+
+    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the mean under each condition."""
+        points = self.scaling.to_data(self._nodes().points)
+        return np.concatenate([masses @ points for masses in self.probabilities(X)])
+
+    def cdf(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return ``P(Y <= y | x)`` of each row, for targets of one dimension."""
+        z, edges = self.scaling.to_model(targets)[:, 0], self._edges()
+        place = np.clip(np.searchsorted(edges, z, side="right") - 1, 0, len(edges) - 2)
+        share = np.clip((z - edges[place]) / (edges[place + 1] - edges[place]), 0.0, 1.0)
+        levels, start = [], 0
+        for masses in self.probabilities(X):
+            masses = masses if self.conditional else np.broadcast_to(masses, (len(z), masses.shape[1]))
+            rows = np.arange(len(masses))
+            here = place[start : start + len(masses)]
+            below = np.cumsum(masses, axis=1) - masses
+            levels.append(below[rows, here] + share[start : start + len(masses)] * masses[rows, here])
+            start += len(masses)
+        return np.clip(np.concatenate(levels), 0.0, 1.0)
+
+    def quantile(self, levels: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the quantiles at each level, (rows, levels), for targets of one dimension."""
+        edges, found = self._edges(), []
+        for masses in self.probabilities(X):
+            rows, cumulative = np.arange(len(masses)), np.cumsum(masses, axis=1)
+            columns = []
+            for level in levels:
+                place = np.minimum((cumulative < level).sum(axis=1), masses.shape[1] - 1)
+                mass = masses[rows, place]
+                inside = (level - (cumulative[rows, place] - mass)) / np.where(mass > 0.0, mass, 1.0)
+                columns.append(edges[place] + np.clip(inside, 0.0, 1.0) * (edges[place + 1] - edges[place]))
+            found.append(np.stack(columns, 1))
+        z = np.concatenate(found)
+        return self.scaling.to_data(z.reshape(-1, 1)).reshape(z.shape)
+
+    def crps(self, targets: np.ndarray, X: np.ndarray) -> np.ndarray:
+        """Return the continuous ranked probability score of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
+        edges = self.scaling.to_data(self._edges()[:, None])[:, 0]
+        widths, scores, start = np.diff(edges), [], 0
+        for masses in self.probabilities(X):
+            y = targets[start : start + len(masses)]
+            middle = np.cumsum(masses, axis=1) - 0.5 * masses
+            beyond = np.clip((edges[1:] - y) / widths, 0.0, 1.0)
+            outside = np.maximum(edges[0] - y[:, 0], 0.0) + np.maximum(y[:, 0] - edges[-1], 0.0)
+            scores.append((beyond * (middle - 1.0) ** 2 + (1.0 - beyond) * middle**2) @ widths + outside)
+            start += len(masses)
+        return np.concatenate(scores)
+
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return draws of the sampler: (count, dimensions), or under conditions (rows, count, dimensions).
+
+        Programs are compiled for few sizes, so that counts without a condition are rounded up.
+        """
+        draw_key, rest_key = (key, key) if self.completion is None else jr.split(key)
+        if self.conditional:
+            with double_precision():
+                draws = np.asarray(_draw_several(self.sampler, self._conditions(X, 1), count, draw_key))
+            return self.in_data_units(draws, key=rest_key)
+        return self.in_data_units(self.sampler.draws(_rounded(count), key=draw_key), key=rest_key)[:count]
+
+    def in_data_units(self, draws: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return points in the coordinates of f as points of the data, the other coordinates drawn."""
+        rows = draws.reshape(-1, draws.shape[-1])
+        whole = rows if self.completion is None else self.completion.complete(rows, key=key)
+        return self.scaling.to_data(whole).reshape(*draws.shape[:-1], whole.shape[1])
+
+    def given(self, x: np.ndarray) -> "Density":
+        """Return the density under one condition, as one that knows no condition."""
+        row, nodes = x[None], self._nodes()
+        estimate = Estimate(
+            float(self.log_partitions(row)[0]), float(self.partition_errors(row)[0]), float(len(nodes.log_weights))
+        )
+        condition = self._conditions(row, 1)[0]
+        with double_precision():
+            sampler = jax.tree.map(np.asarray, self.sampler.given(condition))
+        nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
+        return Density(self.tilt.given(condition), sampler, self.scaling, nothing, estimate, nodes, None, None)
+
+    def _conditions(self, X: np.ndarray | None, rows: int) -> np.ndarray:
+        if not self.conditional:
+            return np.zeros((rows, 0))
+        if X is None:
+            raise TypeError("this density has a condition: name the inputs X, or take given(x) first.")
+        return self.inputs.to_model(X)
+
+    def _nodes(self) -> Nodes:
+        if self.nodes is None:
+            raise ValueError(
+                "moments and quantiles need a grid of the target, and it has too many columns; use sample instead."
+            )
+        return self.nodes
+
+    def _edges(self) -> np.ndarray:
+        nodes = self._nodes()
+        if len(nodes.edges) != 1:
+            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+        return nodes.edges[0]
+
+
+@eqx.filter_jit
+def _draw_with_density(sampler: Sampler, condition, key):
+    noise = draw_each(sampler.reference, condition, key=key)
+    move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
+    signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(noise, condition)
+    moved = sampler.base.fold(jax.vmap(move)(noise, condition))
+    return moved, log_density_each(sampler.reference, noise, condition) - log_determinants, signs
+
+
+@eqx.filter_jit
+def _complete(completion: Completion, values, key):
+    return completion.base.completed(completion.dims, values, key=key)
+
+
+@eqx.filter_jit
+def _draw(sampler: Sampler, count: int, key):
+    return sampler.draw(jnp.zeros((count, 0)), key=key)
+
+
+@eqx.filter_jit
+def _draw_several(sampler: Sampler, condition, count: int, key):
+    return sampler.draw_several(condition, count, key=key)
+
+
+def _rounded(count: int) -> int:
+    """Return the next of 4 sizes per power of two, so that any number of draws uses one of few compiled programs."""
+    quantum = max(2 ** (max(count - 1, 1).bit_length() - 3), 1)
+    return -(-count // quantum) * quantum

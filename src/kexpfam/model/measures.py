@@ -1,0 +1,408 @@
+"""Probability laws: what can be a base p0, the noise of a transport, or an importance proposal.
+
+A law's ``log_density(x)`` is normalised and takes one point or rows of points, as NumPy or traced JAX arrays;
+``sample(count, key=...)`` draws. ``marginal(dims)`` is the law of some coordinates and ``completed`` draws the others given
+those, both in closed form: a function f of few coordinates is fitted, normalised and sampled in those alone.
+``given(condition)`` is the law under a condition: itself, unless it depends on one.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.special
+from jaxtyping import Array, Float, Key
+
+from kexpfam.data.sample import AnyArray
+from kexpfam.model.networks import Network
+from kexpfam.model.precision import double_precision
+
+__all__ = [
+    "AbstractMeasure",
+    "Box",
+    "Cells",
+    "Gaussian",
+    "JointMixture",
+    "Mixture",
+    "MixtureNetwork",
+    "Nodes",
+    "StandardNormal",
+    "draw_each",
+    "log_density_each",
+    "logsumexp",
+    "mesh",
+]
+
+LOG_TWO_PI = float(np.log(2.0 * np.pi))
+# Added to the diagonal of covariances of standardised data, so that no component can collapse onto tied points.
+COVARIANCE_FLOOR = 1e-5
+# Logarithms of a mixture network's scales, in standard deviations of the target, are kept in this range.
+LOG_SCALES = (-6.0, 2.0)
+# Numbers held at a time where many points meet many components.
+NUMBERS_PER_CHUNK = 8_000_000
+
+
+def logsumexp(values: Float[AnyArray, "..."], axis: int = -1) -> Any:
+    """Return ``log sum exp``: SciPy's of a NumPy array, its JAX counterpart of a traced one."""
+    return (jax.nn.logsumexp if isinstance(values, jax.Array) else scipy.special.logsumexp)(values, axis=axis)
+
+
+class Nodes(NamedTuple):
+    """A law as weighted points: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E[h]``.
+
+    ``edges`` are the borders of a grid's cells along each dimension, and empty for draws.
+    """
+
+    points: np.ndarray  # (j, d)
+    log_weights: np.ndarray  # (j,)
+    edges: tuple[np.ndarray, ...]
+
+    @property
+    def is_grid(self) -> bool:
+        """Return whether the nodes are the cells of a grid."""
+        return len(self.edges) > 0
+
+    @property
+    def axes(self) -> list[np.ndarray]:
+        """Return the middles of a grid's cells along each dimension."""
+        return [0.5 * (edge[1:] + edge[:-1]) for edge in self.edges]
+
+    @property
+    def widths(self) -> np.ndarray:
+        """Return the sizes of the cells, (j, d); 0 for draws."""
+        return mesh([np.diff(edge) for edge in self.edges]) if self.is_grid else np.zeros_like(self.points)
+
+
+def mesh(axes: list[np.ndarray]) -> np.ndarray:
+    """Return the points of a grid, last axis fastest, (j, d)."""
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+
+
+class AbstractMeasure(eqx.Module):
+    """A probability law on the space of targets."""
+
+    @abc.abstractmethod
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
+        """Return the normalised log density at a point, or at each row; ``-inf`` off the support."""
+
+    @abc.abstractmethod
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+        """Draw ``count`` points."""
+
+    def marginal(self, dims) -> "AbstractMeasure":
+        """Return the law of the coordinates ``dims``."""
+        raise TypeError(f"a {type(self).__name__} does not know its marginals.")
+
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return a box that holds the law up to ``spread`` standard deviations (all of it, if bounded)."""
+        raise TypeError(f"a {type(self).__name__} does not know its bounds.")
+
+    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """Return points with the given values in the coordinates ``dims`` and the others drawn given those."""
+        raise TypeError(f"a {type(self).__name__} does not know its conditionals.")
+
+    def log_densities(self, points: np.ndarray) -> np.ndarray:
+        """Return the log densities of many points as a NumPy array, some rows at a time."""
+        rows = max(1, NUMBERS_PER_CHUNK // self._numbers_per_row)
+        with double_precision():
+            pieces = [np.asarray(self.log_density(points[i : i + rows])) for i in range(0, len(points), rows)]
+        return np.concatenate(pieces) if pieces else np.zeros(0)
+
+    @property
+    def _numbers_per_row(self) -> int:
+        return 64
+
+    def draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return ``count`` draws as a NumPy array."""
+        with double_precision():
+            return np.asarray(_jitted_sample(self, count, key))
+
+    def fold(self, x: Float[AnyArray, "... d"]) -> Float[AnyArray, "... d"]:
+        """Map points onto the support; the identity for an unbounded one."""
+        return x
+
+    def given(self, condition: Float[AnyArray, " p"]) -> "AbstractMeasure":
+        """Return the law under a condition."""
+        return self
+
+
+class Gaussian(AbstractMeasure):
+    """``N(mean, cholesky cholesky^T)``."""
+
+    mean: Float[AnyArray, " d"]
+    cholesky: Float[AnyArray, "d d"]
+
+    @classmethod
+    def fitted(cls, points: np.ndarray, *, width: float = 1.0) -> "Gaussian":
+        """Return the normal with the points' mean and ``width**2`` times their covariance."""
+        dim = points.shape[1]
+        covariance = np.cov(points, rowvar=False).reshape(dim, dim) + COVARIANCE_FLOOR * np.eye(dim)
+        return cls(points.mean(0), width * np.linalg.cholesky(covariance))
+
+    def log_density(self, x):
+        return self._as_mixture().log_density(x)
+
+    def sample(self, count, *, key):
+        noise = jr.normal(key, (count, self.mean.size), self.mean.dtype)
+        return self.mean + noise @ self.cholesky.T
+
+    def marginal(self, dims):
+        xp, rows = self.mean.__array_namespace__(), self.cholesky[np.asarray(dims)]
+        return Gaussian(self.mean[np.asarray(dims)], xp.linalg.cholesky(rows @ rows.T))
+
+    def completed(self, dims, values, *, key):
+        return self._as_mixture().completed(dims, values, key=key)
+
+    def bounds(self, spread):
+        deviation = np.sqrt(np.sum(np.asarray(self.cholesky) ** 2, 1))
+        return np.asarray(self.mean) - spread * deviation, np.asarray(self.mean) + spread * deviation
+
+    def _as_mixture(self) -> "Mixture":
+        xp = self.mean.__array_namespace__()
+        return Mixture.of(xp.zeros(1, dtype=self.mean.dtype), self.mean[None], self.cholesky[None])
+
+
+class StandardNormal(AbstractMeasure):
+    """``N(0, I)``: noise of any width."""
+
+    dim: int = eqx.field(static=True)
+
+    def log_density(self, x):
+        return -0.5 * ((x**2).sum(-1) + self.dim * LOG_TWO_PI)
+
+    def sample(self, count, *, key):
+        return jr.normal(key, (count, self.dim), jnp.float32)
+
+    def marginal(self, dims):
+        return StandardNormal(len(dims))
+
+    def bounds(self, spread):
+        return np.full(self.dim, -spread), np.full(self.dim, spread)
+
+
+class Box(AbstractMeasure):
+    """The uniform law on ``[low, high]``: density zero outside."""
+
+    low: Float[AnyArray, " d"]
+    high: Float[AnyArray, " d"]
+
+    @classmethod
+    def fitted(cls, points: np.ndarray, *, padding: float = 0.2) -> "Box":
+        """Return the box of the points, widened on each side by ``padding`` times their range."""
+        low, high = points.min(0), points.max(0)
+        margin = padding * (high - low)
+        return cls(low - margin, high + margin)
+
+    def log_density(self, x):
+        xp = x.__array_namespace__()
+        inside = xp.all((x >= self.low) & (x <= self.high), axis=-1)
+        return xp.where(inside, -xp.sum(xp.log(xp.asarray(self.high - self.low))), -xp.inf)
+
+    def sample(self, count, *, key):
+        unit = jr.uniform(key, (count, self.low.size), self.low.dtype)
+        return self.low + (self.high - self.low) * unit
+
+    def marginal(self, dims):
+        return Box(self.low[np.asarray(dims)], self.high[np.asarray(dims)])
+
+    def completed(self, dims, values, *, key):
+        return self.sample(values.shape[0], key=key).at[:, jnp.asarray(dims)].set(values)
+
+    def bounds(self, spread):
+        return np.asarray(self.low), np.asarray(self.high)
+
+    def fold(self, x):
+        # Reflection at the walls: continuous, measure-preserving, and the identity inside.
+        xp, width = x.__array_namespace__(), self.high - self.low
+        phase = (x - self.low) % (2.0 * width)
+        return self.low + xp.where(phase > width, 2.0 * width - phase, phase)
+
+
+class Mixture(AbstractMeasure):
+    """``sum_k weight_k N(mean_k, cholesky_k cholesky_k^T)``."""
+
+    log_weights: Float[AnyArray, " k"]
+    means: Float[AnyArray, "k d"]
+    choleskys: Float[AnyArray, "k d d"]
+    # The inverse factors, kept because a triangular solve per point and component is what log_density must not cost.
+    whiteners: Float[AnyArray, "k d d"]
+
+    @classmethod
+    def of(cls, log_weights, means, choleskys) -> "Mixture":
+        """Return the mixture with these factors."""
+        return cls(log_weights, means, choleskys, choleskys.__array_namespace__().linalg.inv(choleskys))
+
+    def log_density(self, x):
+        xp = x.__array_namespace__()
+        # whitener_k (x - mean_k) for all k by one product: (n, d) x (d, k d).
+        whiteners, means = xp.asarray(self.whiteners), xp.asarray(self.means)
+        components, dim = means.shape
+        shifted = xp.einsum("kij,kj->ki", whiteners, means)
+        whitened = (x @ whiteners.reshape(components * dim, dim).T).reshape(*x.shape[:-1], components, dim) - shifted
+        log_determinants = xp.log(xp.abs(xp.diagonal(whiteners, axis1=1, axis2=2))).sum(1)
+        exponents = self.log_weights + log_determinants - 0.5 * (whitened**2).sum(-1) - 0.5 * dim * LOG_TWO_PI
+        return exponents[..., 0] if components == 1 else logsumexp(exponents)
+
+    @property
+    def _numbers_per_row(self):
+        return 3 * self.means.size
+
+    def sample(self, count, *, key):
+        component_key, noise_key = jr.split(key)
+        # By inversion: one random number per draw, where jr.categorical takes one per draw and component.
+        heights = jnp.cumsum(jax.nn.softmax(jnp.asarray(self.log_weights)))
+        level = heights[-1] * jr.uniform(component_key, (count,), heights.dtype)
+        component = jnp.sum(heights[:-1] <= level[:, None], 1)
+        noise = jr.normal(noise_key, (count, self.means.shape[1]), self.means.dtype)
+        return jnp.asarray(self.means)[component] + jnp.einsum("nij,nj->ni", jnp.asarray(self.choleskys)[component], noise)
+
+    def marginal(self, dims):
+        xp, rows = self.means.__array_namespace__(), self.choleskys[:, np.asarray(dims), :]
+        return Mixture.of(self.log_weights, self.means[:, np.asarray(dims)], xp.linalg.cholesky(rows @ rows.mT))
+
+    def completed(self, dims, values, *, key):
+        # The known coordinates first: then they are the condition of a joint mixture.
+        order = np.asarray([*dims, *(j for j in range(self.means.shape[1]) if j not in dims)])
+        joint = JointMixture(self.marginal(order), len(dims))
+        keys = jr.split(key, values.shape[0])
+        rest = jax.vmap(lambda value, row_key: joint.given(value).sample(1, key=row_key)[0])(values, keys)
+        return jnp.concatenate([values, rest], 1)[:, np.argsort(order)]
+
+    def bounds(self, spread):
+        means, deviation = np.asarray(self.means), np.sqrt(np.sum(np.asarray(self.choleskys) ** 2, 2))
+        return (means - spread * deviation).min(0), (means + spread * deviation).max(0)
+
+
+class ConditionalMeasure(AbstractMeasure):
+    """A law that exists under a condition only: use ``given(condition)``."""
+
+    def log_density(self, x):
+        raise TypeError(f"a {type(self).__name__} has a density under a condition only.")
+
+    def sample(self, count, *, key):
+        raise TypeError(f"a {type(self).__name__} can be drawn from under a condition only.")
+
+
+class JointMixture(ConditionalMeasure):
+    """A mixture over (condition, target), used through ``given(condition)``: a mixture of linear regressions."""
+
+    joint: Mixture
+    condition_dim: int = eqx.field(static=True)
+
+    def given(self, condition):
+        p = self.condition_dim
+        if p == 0:
+            return self.joint
+        # Block Cholesky L = [[A, 0], [B, D]]: target | condition = mean + B A^-1 (condition - mean) + D noise, and the
+        # diagonal blocks of L^-1 are A^-1 and D^-1.
+        joint = self.joint
+        whitened = jnp.einsum("kij,kj->ki", joint.whiteners[:, :p, :p], condition - joint.means[:, :p])
+        means = joint.means[:, p:] + jnp.einsum("kij,kj->ki", joint.choleskys[:, p:, :p], whitened)
+        log_determinants = jnp.sum(jnp.log(jnp.diagonal(joint.whiteners[:, :p, :p], axis1=1, axis2=2)), 1)
+        log_weights = joint.log_weights + log_determinants - 0.5 * jnp.sum(whitened**2, 1)
+        return Mixture(jax.nn.log_softmax(log_weights), means, joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:])
+
+    def bounds(self, spread):
+        low, high = self.joint.bounds(spread)
+        return low[self.condition_dim :], high[self.condition_dim :]
+
+
+class Cells(AbstractMeasure):
+    """A density that is constant on each cell of a grid."""
+
+    log_masses: Float[AnyArray, " j"]
+    edges: tuple[Float[AnyArray, " _"], ...]
+
+    def log_density(self, x):
+        xp = x.__array_namespace__()
+        index, inside = 0, True
+        log_volume = xp.zeros(x.shape[:-1])
+        for j, borders in enumerate(self.edges):
+            place = xp.searchsorted(xp.asarray(borders), x[..., j], side="right") - 1
+            inside = inside & (place >= 0) & (place < borders.size - 1)
+            place = xp.clip(place, 0, borders.size - 2)
+            index = index * (borders.size - 1) + place
+            log_volume = log_volume + xp.log(xp.diff(xp.asarray(borders)))[place]
+        return xp.where(inside, xp.asarray(self.log_masses)[index] - log_volume, -xp.inf)
+
+    def sample(self, count, *, key):
+        cell_key, place_key = jr.split(key)
+        # Inversion of the cumulative masses: one uniform number per draw, where a categorical would take one per cell.
+        cumulative = jnp.cumsum(jnp.exp(jnp.asarray(self.log_masses)))
+        levels = jr.uniform(cell_key, (count,), cumulative.dtype) * cumulative[-1]
+        index = jnp.clip(jnp.searchsorted(cumulative, levels, side="right"), 0, cumulative.size - 1)
+        places = jnp.unravel_index(index, tuple(edge.size - 1 for edge in self.edges))
+        edges = [jnp.asarray(edge) for edge in self.edges]
+        low = jnp.stack([edge[place] for edge, place in zip(edges, places, strict=True)], 1)
+        width = jnp.stack([jnp.diff(edge)[place] for edge, place in zip(edges, places, strict=True)], 1)
+        return low + width * jr.uniform(place_key, low.shape, low.dtype)
+
+    def draws(self, count, *, key):
+        # On the host, where no one waits for a compiler: the same inversion with NumPy's numbers.
+        rng = np.random.default_rng(np.asarray(jr.key_data(key)))
+        cumulative = np.cumsum(np.exp(self.log_masses))
+        index = np.searchsorted(cumulative, rng.uniform(size=count) * cumulative[-1], side="right")
+        places = np.unravel_index(np.minimum(index, cumulative.size - 1), tuple(edge.size - 1 for edge in self.edges))
+        cells = zip(self.edges, places, strict=True)
+        return np.stack([edge[at] + np.diff(edge)[at] * rng.uniform(size=count) for edge, at in cells], 1)
+
+    def bounds(self, spread):
+        return np.array([edge[0] for edge in self.edges]), np.array([edge[-1] for edge in self.edges])
+
+
+class MixtureNetwork(ConditionalMeasure):
+    """``sum_k weight_k(x) N(mean_k(x), diag(scale_k(x))^2)`` with weights, means and scales by a network of the condition."""
+
+    network: Network
+    components: int = eqx.field(static=True)
+    dim: int = eqx.field(static=True)
+
+    @classmethod
+    def draw(
+        cls, condition_dim: int, targets: np.ndarray, *, components: int, width: int, depth: int, key: Key[Array, ""]
+    ) -> "MixtureNetwork":
+        """Return a network whose components start at targets spread over all, with scales to match."""
+        dim = targets.shape[1]
+        outputs = components * (1 + 2 * dim)
+        network = Network.draw(condition_dim, outputs, width=width, depth=depth, zero_initialised=True, key=key)
+        levels = np.quantile(targets, (np.arange(components) + 0.5) / components, axis=0)
+        if dim > 1:
+            levels = targets[np.random.default_rng(0).choice(len(targets), components)]
+        start = np.concatenate([np.zeros(components), levels.ravel(), np.full(components * dim, -np.log(components) / dim)])
+        bias = lambda measure: measure.network.layers[-1].bias
+        return eqx.tree_at(bias, cls(network, components, dim), jnp.asarray(start, jnp.float32))
+
+    def given(self, condition):
+        k, d = self.components, self.dim
+        logits, means, log_scales = jnp.split(self.network(condition[None], jnp.zeros((1, 0)))[0], [k, k + k * d])
+        scales = jnp.exp(jnp.clip(log_scales, *LOG_SCALES)).reshape(k, d)
+        diagonal = lambda values: values[:, :, None] * jnp.eye(d)
+        return Mixture(jax.nn.log_softmax(logits), means.reshape(k, d), diagonal(scales), diagonal(1.0 / scales))
+
+
+def draw_each(measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, key: Key[Array, ""]) -> Float[Array, "b k"]:
+    """Draw one point of the law under each condition; a law that does not depend on it is drawn in one call."""
+    if not _depends_on_condition(measure, condition):
+        return measure.sample(condition.shape[0], key=key)
+    keys = jr.split(key, condition.shape[0])
+    return jax.vmap(lambda c, k: measure.given(c).sample(1, key=k)[0])(condition, keys)
+
+
+def log_density_each(measure: AbstractMeasure, x: Float[Array, "b d"], condition: Float[AnyArray, "b p"]) -> Float[Array, " b"]:
+    """Return the law's log density at each row under its condition."""
+    if not _depends_on_condition(measure, condition):
+        return measure.log_density(x)
+    return jax.vmap(lambda row, c: measure.given(c).log_density(row))(x, jnp.asarray(condition))
+
+
+def _depends_on_condition(measure: AbstractMeasure, condition) -> bool:
+    return condition.shape[1] > 0 and type(measure).given is not AbstractMeasure.given
+
+
+@eqx.filter_jit
+def _jitted_sample(measure, count, key):
+    return measure.sample(count, key=key)

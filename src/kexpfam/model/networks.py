@@ -1,0 +1,140 @@
+"""Networks of points and conditions, and the transports that carry noise to points.
+
+The sampler q of the paper is the law of ``transport(noise)``.
+"""
+
+import abc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from kexpfam.data.sample import AnyArray
+
+__all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Layer", "Network", "Residual"]
+
+
+# Functions with a name of their own, because a model must be storable and picklable, and JAX's and Equinox's are not.
+def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return ``x / (1 + exp(-x))``."""
+    return jax.nn.silu(x)
+
+
+def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return ``max(x, 0)``."""
+    return jax.nn.relu(x)
+
+
+ACTIVATIONS = {"silu": silu, "relu": relu}
+
+
+class Layer(eqx.Module):
+    """``rows @ weight + bias``. The weight lies as inputs times outputs: so its products are fastest on a CPU."""
+
+    weight: Float[Array, "a b"]
+    bias: Float[Array, " b"]
+
+    @classmethod
+    def draw(cls, inputs: int, outputs: int, *, key: Key[Array, ""]) -> "Layer":
+        """Return a layer with everything uniform between -1 and 1 over the root of the number of inputs."""
+        weight_key, bias_key = jr.split(key)
+        limit = 1.0 / np.sqrt(max(inputs, 1))
+        uniform = lambda key, *shape: jr.uniform(key, shape, jnp.float32, -limit, limit)
+        return cls(uniform(weight_key, inputs, outputs), uniform(bias_key, outputs))
+
+    def __call__(self, rows: Float[Array, "n a"]) -> Float[Array, "n b"]:
+        return rows @ self.weight + self.bias
+
+
+class Network(eqx.Module):
+    """A multilayer perceptron of a point and its condition: one number per row if it is a scalar function, else a row."""
+
+    layers: tuple[Layer, ...]
+    activation: Callable = eqx.field(static=True)
+    scalar: bool = eqx.field(static=True)
+
+    @classmethod
+    def draw(
+        cls,
+        inputs: int,
+        outputs: int | Literal["scalar"],
+        *,
+        width: int,
+        depth: int,
+        zero_initialised: bool,
+        activation: str = "silu",
+        key: Key[Array, ""],
+    ) -> "Network":
+        """Return a random network; a zero-initialised one has output 0 everywhere, so that its player starts at its anchor."""
+        widths = [inputs, *[width] * depth, 1 if outputs == "scalar" else outputs]
+        keys = jr.split(key, depth + 1)
+        layers = [Layer.draw(*sizes, key=key) for sizes, key in zip(pairwise(widths), keys, strict=True)]
+        if zero_initialised:
+            layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
+        return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar")
+
+    def __call__(self, x: Float[Array, "b a"], condition: Float[Array, "b p"]) -> Float[Array, "b ..."]:
+        rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
+        for layer in self.layers[:-1]:
+            rows = self.activation(layer(rows))
+        values = self.layers[-1](rows)
+        return values[:, 0] if self.scalar else values
+
+
+class AbstractTransport(eqx.Module):
+    """A map from noise to points, applied to a batch."""
+
+    @abc.abstractmethod
+    def __call__(self, noise: Float[Array, "b k"], condition: Float[Array, "b p"]) -> Float[Array, "b d"]:
+        """Return the point that each row of noise is carried to."""
+
+
+class Residual(AbstractTransport):
+    """``noise + network(noise, condition)``: noise lives where the points live, and the map starts as the identity."""
+
+    network: Network
+
+    @classmethod
+    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Residual":
+        """Return the identity; ``shape`` is the network's width, depth and activation."""
+        return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
+
+    def __call__(self, noise, condition):
+        return noise + self.network(noise, condition)
+
+
+class Free(AbstractTransport):
+    """``network(noise, condition)`` with noise of any width: the paper's own sampler."""
+
+    network: Network
+
+    @classmethod
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Free":
+        """Return a random map; ``shape`` is the network's width, depth and activation."""
+        return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
+
+    def __call__(self, noise, condition):
+        return self.network(noise, condition)
+
+
+class Identity(AbstractTransport):
+    """Noise as it is: the sampler is its reference measure."""
+
+    def __call__(self, noise, condition):
+        return noise
+
+
+class Given(AbstractTransport):
+    """A transport under one condition, as one that knows no condition."""
+
+    transport: AbstractTransport
+    condition: Float[AnyArray, " p"]
+
+    def __call__(self, noise, condition):
+        return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))

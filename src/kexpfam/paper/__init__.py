@@ -1,0 +1,32 @@
+"""The paper's other algorithms, each a solver like any other: pass one as ``solver=`` to an estimator."""
+
+import importlib
+
+# Each is imported when it is asked for: no one pays for the others.
+_PUBLIC = {
+    "AdaptedFeatures": "learned_features",
+    "AnnealedLikelihood": "annealed",
+    "Averaged": "iterates",
+    "ContrastiveDivergence": "contrastive",
+    "DeepNetwork": "learned_features",
+    "FunctionalAscent": "functional",
+    "FunctionalGradient": "functional",
+    "MMDGAN": "mmd_gan",
+    "MomentMatching": "moment_matching",
+    "NaturalAscent": "ascent",
+    "RandomFeatureGradient": "random_features",
+    "RandomIterate": "iterates",
+    "SinglyDual": "singly_dual",
+}
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,300 @@
+"""Dual distributions: laws with a density that the sampler q of the singly dual saddle point may be.
+
+A dual is a measure like any other, and besides it has weighted draws that are differentiable in its parameters: so it is
+trained. A Gaussian, a mixture and a kernel density estimate are one class, which differ in how many components there are
+and in what moves. A flow bends a normal, and dynamics carry a mixture along f itself.
+"""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.special
+from jaxtyping import Array, Float, Key
+
+from kexpfam.fit.bases import fit_mixture
+from kexpfam.integrate.nodes import seed_from
+from kexpfam.model.density import Tilt
+from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
+from kexpfam.model.spaces import spread_rows
+
+__all__ = [
+    "FAMILIES",
+    "AbstractDual",
+    "DynamicsDual",
+    "FlowDual",
+    "Leapfrog",
+    "MixtureDual",
+    "PathwiseDraws",
+    "held",
+    "kernel_density",
+]
+
+COMPONENTS = 32
+# Fewer points per component than this, and the start of a mixture is noise.
+POINTS_PER_COMPONENT = 5
+PARTICLES = 256
+# Bandwidths of a kernel density estimate that are tried, in standard deviations of the data; points that judge them.
+BANDWIDTHS = np.geomspace(0.02, 1.0, 24)
+JUDGES = 1000
+# Knots of the splines, and the half-width of the interval (in standard deviations) that they bend.
+KNOTS, SPLINE_INTERVAL = 8, 4.0
+LEAPFROGS, FIRST_STEP = 5, 0.05
+# Momenta over which the marginal density of dynamics is averaged, and points at which that is done at a time.
+MOMENTA, POINTS_AT_A_TIME = 64, 256
+
+
+class PathwiseDraws(NamedTuple):
+    """Weighted draws: ``sum_i shares_i h(points_i)`` is an unbiased estimate of ``E_q[h]``, with its gradient.
+
+    ``log_density`` is log q at each draw; in an augmented space, that of the joint less that of the standard normal momentum.
+    """
+
+    points: Float[Array, "b d"]
+    shares: Float[Array, " b"]
+    log_density: Float[Array, " b"]
+
+
+class AbstractDual(AbstractMeasure):
+    """A trainable law."""
+
+    @abc.abstractmethod
+    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
+        """Return about ``count`` weighted draws, differentiable in the parameters."""
+
+    def following(self, tilt: Tilt) -> "AbstractDual":
+        """Return the dual for the current f: itself, unless its draws are made with f."""
+        return self
+
+
+def held(tree):
+    """Return the tree with arrays that no gradient flows through."""
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
+class MixtureDual(AbstractDual):
+    """``sum_k softmax(logits)_k N(means_k, L_k L_k^T)``; with ``only_weights`` the components stay where they are.
+
+    ``factors`` hold the lower triangles of the L_k, with the logarithms of their diagonals.
+    """
+
+    logits: Float[Array, " k"]
+    means: Float[Array, "k d"]
+    factors: Float[Array, "k d d"]
+    only_weights: bool = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, mixture: Mixture, *, only_weights: bool = False) -> "MixtureDual":
+        """Return the dual that starts as this mixture."""
+        choleskys = jnp.asarray(mixture.choleskys)
+        diagonals = jnp.log(jnp.diagonal(choleskys, axis1=1, axis2=2))
+        factors = jnp.tril(choleskys, -1) + diagonals[:, :, None] * jnp.eye(choleskys.shape[1])
+        return cls(jnp.asarray(mixture.log_weights), jnp.asarray(mixture.means), factors, only_weights)
+
+    @property
+    def mixture(self) -> Mixture:
+        """Return the law by its weights and factors."""
+        means, factors = held((self.means, self.factors)) if self.only_weights else (self.means, self.factors)
+        scales = jnp.exp(jnp.diagonal(factors, axis1=1, axis2=2))
+        choleskys = jnp.tril(factors, -1) + scales[:, :, None] * jnp.eye(means.shape[1])
+        return Mixture.of(jax.nn.log_softmax(self.logits), means, choleskys)
+
+    def log_density(self, x):
+        return self.mixture.log_density(jnp.asarray(x))
+
+    def sample(self, count, *, key):
+        return self.mixture.sample(count, key=key)
+
+    def pathwise_draws(self, count, *, key):
+        # As many draws of every component, weighted: then the choice of a component needs no gradient.
+        mixture = self.mixture
+        components, dim = mixture.means.shape
+        each = max(count // components, 1)
+        noise = jr.normal(key, (components, each, dim), mixture.means.dtype)
+        points = mixture.means[:, None] + jnp.einsum("kij,knj->kni", mixture.choleskys, noise)
+        points = points.reshape(components * each, dim)
+        shares = jnp.repeat(jnp.exp(mixture.log_weights) / each, each)
+        # The gradient of log q through the points alone: what it leaves out has mean zero, and noise.
+        return PathwiseDraws(points, shares, held(mixture).log_density(points))
+
+    @property
+    def _numbers_per_row(self):
+        return 3 * self.means.size
+
+
+class FlowDual(AbstractDual):
+    """A normal bent by rational-quadratic splines, each coordinate's by a network of those before it; cannot be stored."""
+
+    flow: Any
+
+    @classmethod
+    def draw(cls, dim: int, *, layers: int = 4, width: int = 32, key: Key[Array, ""]) -> "FlowDual":
+        """Return a flow that is close to the standard normal."""
+        try:
+            from flowjax.bijections import RationalQuadraticSpline
+            from flowjax.distributions import Normal
+            from flowjax.flows import masked_autoregressive_flow
+        except ImportError:
+            raise ImportError('family="flow" needs flowjax: pip install "kexpfam[flows]".') from None
+        # invert=False: drawing is one pass, which is what training does; the density of other points costs one per coordinate.
+        flow = masked_autoregressive_flow(
+            key,
+            base_dist=Normal(jnp.zeros(dim)),
+            transformer=RationalQuadraticSpline(knots=KNOTS, interval=SPLINE_INTERVAL),
+            flow_layers=layers,
+            nn_width=width,
+            invert=False,
+        )
+        return cls(flow)
+
+    def log_density(self, x):
+        return self.flow.log_prob(x)
+
+    def sample(self, count, *, key):
+        return self.flow.sample(key, (count,))
+
+    def pathwise_draws(self, count, *, key):
+        points, log_density = self.flow.sample_and_log_prob(key, (count,))
+        return PathwiseDraws(points, jnp.full(count, 1.0 / count), log_density)
+
+
+class Leapfrog(eqx.Module):
+    r"""The dynamics of ``log p0 + f`` in position and momentum, by steps that keep volume and can be run backwards.
+
+    One step is :math:`v \mathrel{+}= \tfrac{\epsilon}{2} \nabla, \; x \mathrel{+}= \epsilon v, \; v \mathrel{+}=
+    \tfrac{\epsilon}{2} \nabla` with the gradient of :math:`\log p_0 + f` at the current x.
+    """
+
+    tilt: Tilt
+    log_sizes: Float[Array, "l d"]
+
+    def __call__(self, x: Float[Array, "b d"], v: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+        """Return position and momentum at the end."""
+        return self._carry(x, v, jnp.exp(self.log_sizes))
+
+    def back(self, x: Float[Array, "b d"], v: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+        """Return where position and momentum came from: the same steps, last one first, with the momentum reversed."""
+        x, v = self._carry(x, -v, jnp.exp(self.log_sizes[::-1]))
+        return x, -v
+
+    def _carry(self, x, v, sizes):
+        def step(state, size):
+            x, v = state
+            v = v + 0.5 * size * self._force(x)
+            x = x + size * v
+            return (x, v + 0.5 * size * self._force(x)), None
+
+        return jax.lax.scan(step, (x, v), sizes)[0]
+
+    def _force(self, x):
+        def log_unnormalised(x):
+            inside = self.tilt.base.fold(x)
+            return jnp.sum(self.tilt.f(inside, jnp.zeros((x.shape[0], 0))) + self.tilt.base.log_density(inside))
+
+        return jax.grad(log_unnormalised)(x)
+
+
+class DynamicsDual(AbstractDual):
+    r"""Draws of a start with normal momenta, carried by learned leapfrog steps of f itself (adversarial dynamics embedding).
+
+    Its density is tractable on positions and momenta: :math:`q(x, v) = q_0(x_0) N(v_0)`, since the steps keep volume. The KL
+    term is the joint one, :math:`KL(q(x, v) \,\|\, p_0(x) N(v)) \ge KL(q(x) \,\|\, p_0(x))`. That of the position alone is
+
+    .. math:: q(x) = E_{v \sim N(0, I)} [ q(x, v) / N(v) ],
+
+    averaged here over fixed momenta: exact where q(x, v) = q(x) N(v), which the joint KL drives to, and unbiased elsewhere.
+    """
+
+    start: MixtureDual
+    leapfrog: Leapfrog
+
+    def following(self, tilt):
+        return eqx.tree_at(lambda dual: dual.leapfrog.tilt, self, tilt)
+
+    def log_density(self, x):
+        x = jnp.asarray(x)
+        values = jax.lax.map(self._log_density_at, x.reshape(-1, x.shape[-1]), batch_size=POINTS_AT_A_TIME)
+        return values.reshape(x.shape[:-1])
+
+    def _log_density_at(self, x):
+        momenta = jnp.asarray(fixed_momenta(x.size), x.dtype)
+        x0, v0 = self.leapfrog.back(jnp.broadcast_to(x, momenta.shape), momenta)
+        log_ratios = self.start.log_density(x0) + _log_normal(v0) - _log_normal(momenta)
+        return logsumexp(log_ratios) - jnp.log(len(momenta))
+
+    def sample(self, count, *, key):
+        start_key, momentum_key = jr.split(key)
+        x = self.start.sample(count, key=start_key)
+        return self.leapfrog(x, jr.normal(momentum_key, x.shape, x.dtype))[0]
+
+    def pathwise_draws(self, count, *, key):
+        start_key, momentum_key = jr.split(key)
+        start = self.start.pathwise_draws(count, key=start_key)
+        v0 = jr.normal(momentum_key, start.points.shape, start.points.dtype)
+        x, v = eqx.tree_at(lambda steps: steps.tilt, self.leapfrog, replace_fn=held)(start.points, v0)
+        return PathwiseDraws(x, start.shares, start.log_density + _log_normal(v0) - _log_normal(v))
+
+
+@functools.cache
+def fixed_momenta(dim: int) -> np.ndarray:
+    """Return quasi-random draws of the standard normal, the same ones always."""
+    from scipy.stats import qmc  # slow to import
+
+    return scipy.special.ndtri(qmc.Sobol(dim, seed=0).random(MOMENTA))
+
+
+def _log_normal(v):
+    return -0.5 * (jnp.sum(v**2, -1) + v.shape[-1] * LOG_TWO_PI)
+
+
+def kernel_density(data: np.ndarray, *, most: int, seed: int) -> Mixture:
+    """Return equal normals around at most ``most`` of the points, as wide as the other points like best."""
+    judges = data[np.random.default_rng(seed).permutation(len(data))[:JUDGES]]
+    bandwidth = BANDWIDTHS[int(np.argmax(np.asarray(_left_out_scores(judges, BANDWIDTHS))))]
+    centres = data[spread_rows(data, most, seed=seed)]
+    factors = np.broadcast_to(bandwidth * np.eye(data.shape[1]), (len(centres), data.shape[1], data.shape[1]))
+    return Mixture.of(np.full(len(centres), -np.log(len(centres))), centres, factors)
+
+
+@eqx.filter_jit
+def _left_out_scores(points, bandwidths):
+    """Return the leave-one-out log likelihood of the kernel density estimate at each bandwidth, up to a constant."""
+    count, dim = points.shape
+    squared = jnp.sum(jnp.square(points[:, None] - points), 2) + jnp.diag(jnp.full(count, jnp.inf))
+    score = lambda h: jnp.mean(logsumexp(-0.5 * squared / h**2)) - dim * jnp.log(h)
+    return jax.lax.map(score, bandwidths)
+
+
+def _gaussian(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
+    normal = Gaussian.fitted(data)
+    return MixtureDual.of(Mixture.of(np.zeros(1), normal.mean[None], normal.cholesky[None]))
+
+
+def _particles(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
+    return MixtureDual.of(kernel_density(data, most=PARTICLES, seed=seed_from(key)), only_weights=True)
+
+
+def _mixture(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
+    components = max(1, min(COMPONENTS, len(data) // POINTS_PER_COMPONENT))
+    return MixtureDual.of(fit_mixture(data, components=components, diagonal=False, seed=seed_from(key)))
+
+
+def _dynamics(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> DynamicsDual:
+    log_sizes = jnp.full((LEAPFROGS, data.shape[1]), jnp.log(FIRST_STEP))
+    return DynamicsDual(_mixture(data, tilt, key), Leapfrog(tilt, log_sizes))
+
+
+# The one place where a name becomes a family: its dual at the start, from the data (in model units), the first f, and a key.
+FAMILIES: dict[str, Callable[[np.ndarray, Tilt, Key[Array, ""]], AbstractDual]] = {
+    "particles": _particles,
+    "gaussian": _gaussian,
+    "mixture": _mixture,
+    "flow": lambda data, tilt, key: FlowDual.draw(data.shape[1], key=key),
+    "dynamics": _dynamics,
+}

@@ -1,0 +1,118 @@
+"""Which of a run's iterates is its answer: wrappers of any step solver, which they drive without changing its path.
+
+A step solver has ``init``, ``step``, ``schedule(step)``, the relative size of a step, and ``answer(state)``, the point that a
+run hands back; its states have ``point`` and ``step``. A wrapper has the same, so that it goes wherever a step solver does.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int, Key
+
+__all__ = ["Averaged", "AveragedState", "Mean", "RandomIterate", "RandomState", "WrappedState"]
+
+# A wrapper's own random numbers, apart from those of the steps it wraps.
+CHOICE = 1_000_003
+
+
+class Mean(eqx.Module):
+    """The mean of f's weights over some steps, and their number."""
+
+    f_weights: Float[Array, " r"]
+    count: Int[Array, ""]
+
+    def add(self, other: "Mean") -> "Mean":
+        """Return the mean over the steps of both."""
+        count = self.count + other.count
+        share = other.count / jnp.maximum(count, 1)
+        return Mean(self.f_weights + share * (other.f_weights - self.f_weights), count)
+
+
+class WrappedState(eqx.Module):
+    """A state of the wrapped solver, whose point and step are the wrapper's own."""
+
+    inner: Any
+
+    @property
+    def point(self) -> Any:
+        return self.inner.point
+
+    @property
+    def step(self) -> Int[Array, ""]:
+        return self.inner.step
+
+
+class AveragedState(WrappedState):
+    """The mean since the last power of two, and that of the steps between the last two powers."""
+
+    latest: Mean
+    before: Mean
+
+
+class Averaged(eqx.Module):
+    """The answer's f is the mean of its iterates over the last half of the steps, or a little more.
+
+    After t steps, with 2^k the largest power of two up to t, the mean is over the steps after 2^(k-1): between one half and
+    three quarters of all. So it needs neither the number of steps to come nor memory of those that were.
+    """
+
+    solver: Any
+
+    def init(self, problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> AveragedState:
+        nothing = Mean(jnp.zeros_like(f_weights), jnp.array(0))
+        return AveragedState(self.solver.init(problem, f_weights, key=key), nothing, nothing)
+
+    def step(self, problem, state: AveragedState, *, key: Key[Array, ""]) -> tuple[AveragedState, Any]:
+        inner, health = self.solver.step(problem, state.inner, key=key)
+        latest = state.latest.add(Mean(inner.point.f_weights, jnp.array(1)))
+        # A power of two has no bit in common with the number before it.
+        turn = (inner.step & (inner.step - 1)) == 0
+        choose = lambda first, second: jax.tree.map(lambda a, b: jnp.where(turn, a, b), first, second)
+        nothing = jax.tree.map(jnp.zeros_like, latest)
+        return AveragedState(inner, choose(nothing, latest), choose(latest, state.before)), health
+
+    def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        return self.solver.schedule(step)
+
+    def answer(self, state: AveragedState) -> Any:
+        point, mean = self.solver.answer(state.inner), state.before.add(state.latest)
+        weights = jnp.where(mean.count > 0, mean.f_weights, point.f_weights)
+        return eqx.tree_at(lambda point: point.f_weights, point, weights)
+
+
+class RandomState(WrappedState):
+    """The iterate kept so far, and the sum of the step sizes of all that could have been."""
+
+    kept: Any
+    total: Float[Array, ""]
+
+
+class RandomIterate(eqx.Module):
+    """The answer is one iterate, drawn with probability proportional to its step size: the rule of the convergence theorem.
+
+    The paper's weights ``2 rho - C rho^2`` are these to first order in the step size rho; C is not known. One iterate is kept
+    at a time: each new one replaces it with the probability of its share of all step sizes so far.
+    """
+
+    solver: Any
+
+    def init(self, problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> RandomState:
+        inner = self.solver.init(problem, f_weights, key=key)
+        return RandomState(inner, inner.point, jnp.zeros((), f_weights.dtype))
+
+    def step(self, problem, state: RandomState, *, key: Key[Array, ""]) -> tuple[RandomState, Any]:
+        inner, health = self.solver.step(problem, state.inner, key=key)
+        size = self.solver.schedule(state.step)
+        total = state.total + size
+        replaced = jr.uniform(jr.fold_in(key, CHOICE)) * total < size
+        choose = lambda new, old: jnp.where(replaced, new, old) if eqx.is_array(new) else new
+        return RandomState(inner, jax.tree.map(choose, inner.point, state.kept), total), health
+
+    def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        return self.solver.schedule(step)
+
+    def answer(self, state: RandomState) -> Any:
+        return state.kept

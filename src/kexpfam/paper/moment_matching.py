@@ -1,0 +1,111 @@
+"""Maximum entropy: the distribution nearest to the base whose moments are nearly the data's (paper, section 3, remark).
+
+    min_q  KL(q || p0) + 1 / (2 eta) |E_q[features] - E_data[features]|^2
+
+is the dual of the penalised likelihood: its q is the density ``p0 exp(f - A(f))`` of the same optimum, and
+``f = (E_data[features] - E_q[features]) / eta``. Here it is solved for q itself, a distribution on the nodes of a grid.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from kexpfam.fit.convex import FIRST_PENALTY, PENALTY_FACTOR, best_sampler, likelihood, require_grid
+from kexpfam.fit.distil import Distillation
+from kexpfam.fit.newton import climb, factored
+from kexpfam.fit.problem import Solution, Solver, Status, check_at_least
+from kexpfam.model.measures import logsumexp
+
+__all__ = ["Match", "MomentMatching"]
+
+# On the way down to the penalty that is asked for, this decrement is close enough (nats).
+ROUGH = 1e-2
+# A decrement that rounding may leave, however many steps are taken.
+ROUNDING = 1e-9
+
+
+class Match(NamedTuple):
+    """The log masses of q on the nodes, f's weights, the value of the problem, and how far from its minimum it may be."""
+
+    log_masses: np.ndarray
+    weights: np.ndarray
+    value: float
+    decrement: float
+    steps: int
+
+
+class MomentMatching(Solver):
+    """Newton's method for q on the simplex of a grid's nodes, with at most ``steps`` steps for each penalty on the way."""
+
+    tolerance: float = 1e-13
+    steps: int = 100
+
+    uses_proposal: ClassVar[bool] = False
+
+    def __check_init__(self):
+        check_at_least(self, 1, "steps")
+
+    @property
+    def grid_only(self) -> bool:
+        return True
+
+    def solve(self, problem, *, key, report=None, checkpoint=None):
+        """Return the f of the matched distribution, and the cells of its density as the sampler."""
+        require_grid(self, problem)
+        nodes = problem.nodes(key=None)
+        posed = likelihood(problem, nodes)
+        match = self.match(posed.mean_feature, posed.node_features, nodes.log_weights, problem.rkhs_penalty)
+        status = Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS
+        facts = {"dual_value": match.value, "newton_decrement": match.decrement, "newton_steps": float(match.steps)}
+        tilt = problem.tilt(match.weights)
+        return Solution(tilt, best_sampler(problem, tilt, nodes, Distillation(), key=key), status, {}, facts)
+
+    def match(self, mean: np.ndarray, features: np.ndarray, log_base: np.ndarray, penalty: float) -> Match:
+        """Return the q of the problem on nodes with these features and log masses of the base.
+
+        The penalty falls to its value by tens: with hardly any weight on the moments q is the base, and from one
+        penalty to the next it moves little.
+        """
+        log_base = log_base - logsumexp(log_base)
+        log_masses, stage, steps = log_base, max(FIRST_PENALTY, penalty), 0
+        while True:
+            tolerance = self.tolerance if stage <= penalty else ROUGH
+            match = _newton(mean, features, log_base, stage, log_masses, tolerance, self.steps)
+            log_masses, steps = match.log_masses, steps + match.steps
+            if stage <= penalty:
+                return match._replace(steps=steps)
+            stage = max(stage * PENALTY_FACTOR, penalty)
+
+
+def _newton(mean, features, log_base, penalty, start, tolerance, most) -> Match:
+    r"""Return the minimum from a start, by Newton's steps taken multiplicatively, so that masses stay positive.
+
+    With the gradient :math:`s = \log q / p_0 + \phi^\top (\mu_q - \hat\mu) / \eta` and the Hessian
+    :math:`diag(1 / q) + \phi \phi^\top / \eta` on :math:`\sum dq = 0`, the step is, with s and phi centred under q,
+    :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`. Equation ledger: ``MAX-ENT``.
+    """
+
+    def evaluate(log_masses):
+        masses = np.exp(log_masses)
+        expected = masses @ features
+        value = masses @ (log_masses - log_base) + 0.5 * np.sum((expected - mean) ** 2) / penalty
+        return -float(value), expected
+
+    def direction(log_masses, expected):
+        masses = np.exp(log_masses)
+        slope = log_masses - log_base + features @ (expected - mean) / penalty
+        slope = slope - masses @ slope
+        centred = features - expected
+        scaled = centred * np.sqrt(masses)[:, None]
+        system = scaled.T @ scaled
+        system.flat[:: len(system) + 1] += penalty
+        step = centred @ scipy.linalg.cho_solve(factored(system), centred.T @ (masses * slope)) - slope
+        return step, float(-(masses * slope) @ step), None
+
+    def move(log_masses, step):
+        moved = log_masses + step
+        return moved - logsumexp(moved)
+
+    found = climb(start, evaluate, direction, move=move, tolerance=tolerance, most=most)
+    return Match(found.point, (mean - found.state) / penalty, -found.value, found.decrement, found.iterations)

@@ -1,0 +1,250 @@
+import builtins
+import csv
+import datetime
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from kexpfam.data import tables
+from kexpfam.data.tables import MissingColumnError, Table, TableError, numbered, read_pair, read_table, read_values, write_csv
+
+VALUES = np.array([[1.0, 2.5, -3.0], [4.0, 1e-300, 6.0]])
+NAMES = ["a", "b", "c"]
+
+
+def csv_file(folder, text, name="data.csv", encoding="utf-8"):
+    (folder / name).write_bytes(text.encode(encoding))
+    return folder / name
+
+
+def npy_file(folder, values):
+    np.save(folder / "data.npy", values)
+    return folder / "data.npy"
+
+
+def parquet_file(folder, **columns):
+    pyarrow.parquet.write_table(pa.table(columns), folder / "data.parquet")
+    return folder / "data.parquet"
+
+
+# One table in every format that can hold it, and the names that it has there.
+FILES = {
+    "csv with a header": (lambda d: csv_file(d, "a,b,c\n1,2.5,-3\n4,1e-300,6\n"), NAMES),
+    "csv without a header": (lambda d: csv_file(d, "1,2.5,-3\n4,1e-300,6\n"), ["x0", "x1", "x2"]),
+    "csv of a spreadsheet": (
+        lambda d: csv_file(d, 'a, b ,"c"\r\n 1 ,2.5,"-3"\r\n\r\n4,1e-300,6', encoding="utf-8-sig"),
+        NAMES,
+    ),
+    "suffix in capitals": (lambda d: csv_file(d, "a,b,c\n1,2.5,-3\n4,1e-300,6\n", name="DATA.CSV"), NAMES),
+    "npy": (lambda d: npy_file(d, VALUES), ["x0", "x1", "x2"]),
+    "npy in Fortran's order": (lambda d: npy_file(d, np.asfortranarray(VALUES)), ["x0", "x1", "x2"]),
+    "parquet": (lambda d: parquet_file(d, **dict(zip(NAMES, VALUES.T, strict=True))), NAMES),
+}
+
+
+@pytest.mark.parametrize(("write", "names"), FILES.values(), ids=FILES)
+class TestEveryFormat:
+    def test_the_table_is_all_of_it_by_default(self, tmp_path, write, names):
+        table = read_table(write(tmp_path))
+        assert table.names == names
+        assert table.values.dtype == np.float64
+        np.testing.assert_array_equal(table.values, VALUES)
+
+    def test_columns_come_in_the_order_asked_for(self, tmp_path, write, names):
+        table = read_table(write(tmp_path), [names[2], names[0]])
+        assert table.names == [names[2], names[0]]
+        np.testing.assert_array_equal(table.values, VALUES[:, [2, 0]])
+
+    def test_a_missing_column_is_named_beside_those_that_are_there(self, tmp_path, write, names):
+        with pytest.raises(MissingColumnError, match=f"no column 'd', 'e'; there are {', '.join(names)}") as caught:
+            read_table(write(tmp_path), ["d", names[0], "e"])
+        assert caught.value.names == names
+
+
+class TestOtherNumbers:
+    def test_integers_and_single_precision(self, tmp_path):
+        whole = np.array([[1, 2], [3, 4]])
+        np.testing.assert_array_equal(read_table(npy_file(tmp_path, whole)).values, whole)
+        np.testing.assert_array_equal(read_table(npy_file(tmp_path, np.float32(whole))).values, whole)
+        np.testing.assert_array_equal(read_table(parquet_file(tmp_path, a=[1, 3], b=[2.0, 4.0])).values, whole)
+
+    def test_a_vector_is_one_column(self, tmp_path):
+        assert read_table(npy_file(tmp_path, np.arange(3.0))).values.shape == (3, 1)
+
+    def test_what_is_wrong_in_a_column_that_is_not_asked_for_does_not_matter(self, tmp_path):
+        np.testing.assert_array_equal(read_table(csv_file(tmp_path, "a,b\n1,x\n2,\n"), ["a"]).values, [[1.0], [2.0]])
+        np.testing.assert_array_equal(read_table(parquet_file(tmp_path, a=[1.0], b=["x"]), ["a"]).values, [[1.0]])
+        np.testing.assert_array_equal(read_table(npy_file(tmp_path, np.array([[1.0, np.nan]])), ["x0"]).values, [[1.0]])
+
+
+BAD_FILES = {
+    "no such file": (lambda d: d / "absent.csv", "absent.csv: no such file"),
+    "a folder": (lambda d: (d / "folder.csv").mkdir() or d / "folder.csv", "folder.csv: no such file"),
+    "unknown type": (lambda d: csv_file(d, "1", name="data.xlsx"), "unknown file type .xlsx; use .csv, .npy or .parquet"),
+    "no type": (lambda d: csv_file(d, "1", name="data"), r"unknown file type \(none\)"),
+    "csv: empty": (lambda d: csv_file(d, ""), "the file is empty"),
+    "csv: blank lines": (lambda d: csv_file(d, "\n\n"), "the file is empty"),
+    "csv: header alone": (lambda d: csv_file(d, "a,b\n"), "there is a header but no row of data"),
+    "csv: text": (lambda d: csv_file(d, "a,b\n1,2\n3,x\n"), "line 3: column 'b' is 'x', not a finite number"),
+    "csv: after a blank line": (lambda d: csv_file(d, "a,b\n\n1,x\n"), "line 3: column 'b' is 'x'"),
+    "csv: empty cell": (lambda d: csv_file(d, "a,b\n1, \n"), "line 2: column 'b' is empty"),
+    "csv: nan": (lambda d: csv_file(d, "a,b\n1,nan\n"), "line 2: column 'b' is 'nan'"),
+    "csv: infinite": (lambda d: csv_file(d, "1,2\n1,-inf\n"), "line 2: column 'x1' is '-inf'"),
+    "csv: short row": (lambda d: csv_file(d, "a,b\n1,2\n3\n"), "line 3: 1 cells where 2 were expected"),
+    "csv: long row": (lambda d: csv_file(d, "1,2\n3,4,5\n"), "line 2: 3 cells where 2 were expected"),
+    "csv: not text": (lambda d: csv_file(d, "ä,ö\n", encoding="latin-1"), "not a readable CSV file"),
+    "csv: a cell without an end": (lambda d: csv_file(d, "x" * (csv.field_size_limit() + 1)), "not a readable CSV file"),
+    "npy: other content": (lambda d: csv_file(d, "text", name="data.npy"), "not a readable NPY file of numbers"),
+    "npy: no content": (lambda d: csv_file(d, "", name="data.npy"), "not a readable NPY file of numbers"),
+    "npy: objects": (lambda d: npy_file(d, np.array([[None]])), "not a readable NPY file of numbers"),
+    "npy: text": (lambda d: npy_file(d, np.array([["a"]])), "expected a two-dimensional array of real numbers, got <U1"),
+    "npy: booleans": (lambda d: npy_file(d, np.array([[True]])), "real numbers, got bool"),
+    "npy: complex": (lambda d: npy_file(d, np.array([[1j]])), "real numbers, got complex128"),
+    "npy: a number": (lambda d: npy_file(d, np.array(1.0)), r"got float64 of shape \(\)"),
+    "npy: three axes": (lambda d: npy_file(d, np.zeros((2, 2, 2))), r"of shape \(2, 2, 2\)"),
+    "npy: nan": (lambda d: npy_file(d, np.array([[1.0, 2.0], [3.0, np.nan]])), "row 2: column 'x1' is nan"),
+    "npy: no rows": (lambda d: npy_file(d, np.zeros((0, 2))), "there is no row of data"),
+    "parquet: other content": (lambda d: csv_file(d, "text", name="data.parquet"), "not a readable Parquet file"),
+    "parquet: text": (lambda d: parquet_file(d, a=[1.0], b=["x"]), "column 'b' does not hold numbers"),
+    "parquet: lists": (lambda d: parquet_file(d, a=[[1.0], [2.0]]), "column 'a' does not hold numbers"),
+    "parquet: times": (lambda d: parquet_file(d, a=[datetime.datetime(2020, 1, 1)]), "column 'a' does not hold numbers"),
+    "parquet: durations": (lambda d: parquet_file(d, a=[datetime.timedelta(1)]), "column 'a' does not hold numbers"),
+    "parquet: null": (lambda d: parquet_file(d, a=[1.0, None]), "row 2: column 'a' is nan"),
+    "parquet: infinite": (lambda d: parquet_file(d, a=[1.0], b=[float("inf")]), "row 1: column 'b' is inf"),
+    "parquet: no rows": (lambda d: parquet_file(d, a=pa.array([], pa.float64())), "there is no row of data"),
+}
+
+
+@pytest.mark.parametrize(("write", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_cannot_be_used_is_refused_with_the_place(tmp_path, write, message):
+    path = write(tmp_path)
+    with pytest.raises(TableError, match=message) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_name_that_two_columns_have_is_refused_where_it_is_asked_for(tmp_path):
+    path = csv_file(tmp_path, "a,a,b\n1,2,3\n")
+    with pytest.raises(TableError, match="several columns are called 'a'"):
+        read_table(path, ["a"])
+    np.testing.assert_array_equal(read_table(path, ["b"]).values, [[3.0]])
+    assert read_table(path).values.shape == (1, 3)
+
+
+def test_parquet_says_what_to_install(tmp_path, monkeypatch):
+    path, ordinary = parquet_file(tmp_path, a=[1.0]), builtins.__import__
+
+    def without_pyarrow(name, *args, **kwargs):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return ordinary(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with pytest.raises(TableError, match=r"pip install 'kexpfam\[data\]'"):
+        read_table(path)
+
+
+class TestPairs:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return csv_file(tmp_path, "a,b,c\n1,2.5,-3\n4,1e-300,6\n")
+
+    def test_all_other_columns_are_features(self, path):
+        features, targets = read_pair(path, ["b"])
+        assert (features.names, targets.names) == (["a", "c"], ["b"])
+        np.testing.assert_array_equal(features.values, VALUES[:, [0, 2]])
+        np.testing.assert_array_equal(targets.values, VALUES[:, [1]])
+
+    def test_named_columns_come_in_the_order_of_the_names(self, path):
+        features, targets = read_pair(path, ["b"], ["c", "a"])
+        assert (features.names, targets.names) == (["c", "a"], ["b"])
+        np.testing.assert_array_equal(features.values, VALUES[:, [2, 0]])
+
+    def test_several_targets(self, path):
+        features, targets = read_pair(path, ["c", "a"])
+        assert (features.names, targets.names) == (["b"], ["c", "a"])
+        np.testing.assert_array_equal(targets.values, VALUES[:, [2, 0]])
+
+    @pytest.mark.parametrize(
+        ("targets", "features", "message"),
+        [
+            (["b"], ["a", "b"], "column 'b' is named twice"),
+            (["b", "b"], None, "column 'b' is named twice"),
+            (["d"], None, "no column 'd'; there are a, b, c"),
+            (["b"], ["d"], "no column 'd'; there are a, b, c"),
+            (["a", "b", "c"], None, "no column is left for the features; there are a, b, c"),
+            (["a"], [], "no column is left for the features; there are a"),
+        ],
+    )
+    def test_names_that_make_no_pair(self, path, targets, features, message):
+        with pytest.raises(TableError, match=message):
+            read_pair(path, targets, features)
+
+    def test_text_in_a_column_that_nobody_named_does_not_matter(self, tmp_path):
+        path = csv_file(tmp_path, "a,b,c\n1,2,x\n")
+        assert read_pair(path, ["b"], ["a"])[0] == Table(["a"], np.array([[1.0]]))
+        with pytest.raises(TableError, match="column 'c' is 'x'"):
+            read_pair(path, ["b"])
+
+
+class TestValues:
+    def test_named_columns_are_found_wherever_they_are(self, tmp_path):
+        path = csv_file(tmp_path, "c,b,a\n-3,2.5,1\n6,1e-300,4\n")
+        np.testing.assert_array_equal(read_values(path, NAMES), VALUES)
+
+    def test_columns_without_names_are_taken_in_their_order(self, tmp_path):
+        np.testing.assert_array_equal(read_values(npy_file(tmp_path, VALUES), NAMES), VALUES)
+
+    def test_as_many_columns_as_names_are_needed_then(self, tmp_path):
+        with pytest.raises(TableError, match="3 columns without names where 2 are needed: a, b"):
+            read_values(npy_file(tmp_path, VALUES), ["a", "b"])
+
+    def test_other_names_are_not_taken_for_these(self, tmp_path):
+        with pytest.raises(MissingColumnError, match="no column 'd'; there are a, b, c"):
+            read_values(csv_file(tmp_path, "a,b,c\n1,2,3\n"), ["a", "b", "d"])
+
+
+def test_names_of_columns_without_names():
+    assert numbered(3) == ["x0", "x1", "x2"]
+    assert numbered(2, "y") == ["y0", "y1"]
+    assert numbered(0) == []
+
+
+class TestWriting:
+    def test_every_bit_comes_back(self, tmp_path):
+        values = np.random.default_rng(0).normal(size=(20, 3)) * 10.0 ** np.arange(-100, 200, 100)
+        write_csv(tmp_path / "new" / "out.csv", NAMES, values)
+        table = read_table(tmp_path / "new" / "out.csv")
+        assert table.names == NAMES
+        np.testing.assert_array_equal(table.values, values)
+
+    def test_names_with_commas_and_quotes_come_back(self, tmp_path):
+        names = ["speed, km/h", 'the "big" one', "größe"]
+        write_csv(tmp_path / "out.csv", names, VALUES)
+        assert read_table(tmp_path / "out.csv").names == names
+
+    def test_a_file_is_as_readable_to_others_as_any_new_file(self, tmp_path):
+        write_csv(tmp_path / "out.csv", NAMES, VALUES)
+        (tmp_path / "plain").touch()
+        assert (tmp_path / "out.csv").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+    @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+    def test_a_failing_write_leaves_the_old_file(self, tmp_path, error):
+        def rows():
+            yield [1.0]
+            raise error
+
+        write_csv(tmp_path / "out.csv", ["a"], [[0.0]])
+        before = (tmp_path / "out.csv").read_bytes()
+        with pytest.raises(type(error)):
+            write_csv(tmp_path / "out.csv", ["a"], rows())
+        assert (tmp_path / "out.csv").read_bytes() == before
+        assert os.listdir(tmp_path) == ["out.csv"]
+
+
+def test_what_is_public_is_there():
+    assert tables.__all__ == sorted(tables.__all__)
+    assert all(hasattr(tables, name) for name in tables.__all__)

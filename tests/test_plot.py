@@ -1,0 +1,316 @@
+import dataclasses
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import FillBetweenPolyCollection, PathCollection, QuadMesh
+from matplotlib.figure import Figure
+
+from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, KernelExpFamily, plot
+from kexpfam.estimators import GaussianMixtureDensity
+from kexpfam.fit.problem import SOLVERS
+from kexpfam.fit.saddle import DoublyDual
+
+LENGTHSCALES = {1: 1.0, 2: 1.0, 4: [1.0, 1.0, np.inf, np.inf]}
+
+
+def data_of(dim):
+    rng = np.random.default_rng(0)
+    return rng.normal(rng.choice([-1.5, 1.5], (40, 1)), 0.5, (40, dim))
+
+
+@pytest.fixture(scope="module", params=LENGTHSCALES, ids=lambda dim: f"{dim}-D")
+def model(request):
+    settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
+    lengthscale = LENGTHSCALES[request.param]
+    return KernelExpFamily(solver="exact", lengthscale=lengthscale, **settings).fit(data_of(request.param))
+
+
+@pytest.fixture(scope="module")
+def saddle():
+    saddle = DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1)
+    solver = DDE(saddle=saddle, steps=50, snapshots=True)
+    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    return KernelExpFamily(solver=solver, **settings).fit(data_of(2))
+
+
+@pytest.mark.parametrize("with_data", [True, False], ids=["with data", "without data"])
+def test_the_density_of_any_dimension_is_a_figure_that_can_be_written(model, with_data, tmp_path):
+    data = data_of(model.n_features_in_) if with_data else None
+    figure = plot.plot_density(model, data, n_samples=100)
+    assert isinstance(figure, Figure)
+    assert all(axis.has_data() for axis in figure.axes)
+    figure.savefig(tmp_path / "density.png", dpi=40)
+    assert (tmp_path / "density.png").stat().st_size > 1000
+
+
+def test_the_curve_on_the_line_is_the_density():
+    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    model = KernelExpFamily(solver="exact", **settings).fit(data_of(1))
+    axis = plot.plot_density(model, data_of(1), n_samples=100).axes[0]
+    (curve,) = axis.get_lines()
+    x, y = curve.get_data()
+    np.testing.assert_allclose(np.log(y), model.score_samples(np.asarray(x)[:, None]), atol=1e-9)
+
+
+def test_the_dimensions_that_are_shown_can_be_chosen():
+    settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
+    model = KernelExpFamily(solver="exact", lengthscale=LENGTHSCALES[4], **settings).fit(data_of(4))
+    data = data_of(4)
+    (axis,) = plot.plot_density(model, data, n_samples=100, dims=(3, 1)).axes
+    np.testing.assert_allclose(axis.collections[0].get_offsets(), data[:, [3, 1]])
+    assert axis.get_xlabel().endswith("3")
+
+
+def test_a_plane_is_framed_by_the_data_and_not_by_the_outermost_draws():
+    data = data_of(2)
+    draws = np.tile(data, (25, 1))
+    draws[0] = 1e3
+    model = SimpleNamespace(sample=lambda *_, **__: draws, score_samples=lambda points: -0.5 * np.sum(points**2, axis=1))
+    framed = [axis for axis in plot.plot_density(model, data).axes if axis.get_xlabel()]
+    for axis in framed:
+        low, high = axis.get_xlim()
+        assert low < data[:, 0].min() < data[:, 0].max() < high < 2.0 * data[:, 0].max()
+
+
+@pytest.mark.parametrize(("stretch", "aspect"), [(1.0, 1.0), (1000.0, "auto")])
+def test_columns_share_a_scale_only_if_they_are_of_comparable_size(stretch, aspect):
+    data = data_of(2) * [1.0, stretch]
+    model = GaussianMixtureDensity(random_state=0).fit(data)
+    assert {axis.get_aspect() for axis in plot.plot_density(model, data).axes if axis.get_xlabel()} == {aspect}
+
+
+def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warning():
+    frame = pd.DataFrame(data_of(2), columns=["age", "height"])
+    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    figure = KernelExpFamily(solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
+    named = [(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes if axis.get_xlabel()]
+    assert named == [("age", "height")] * 3
+
+
+def test_a_density_without_an_f_has_no_panel_for_it():
+    model = GaussianMixtureDensity(random_state=0).fit(data_of(2))
+    figure = plot.plot_density(model, data_of(2), n_samples=50)
+    assert sum(any(isinstance(kept, QuadMesh) for kept in axis.collections) for axis in figure.axes if axis.get_title()) == 1
+    assert len(plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), n_samples=50).axes) == 1
+
+
+def panels(figure):
+    """Return the curve of each panel, by its title."""
+    return {axis.get_title(): axis.get_lines()[0] for axis in figure.axes}
+
+
+@pytest.mark.slow
+def test_the_trace_is_a_figure_with_a_panel_per_signal(saddle):
+    figure = plot.plot_trace(saddle)
+    assert isinstance(figure, Figure)
+    assert set(panels(figure)) == {name.replace("_", " ") for name in DDE.records}
+    line = panels(figure)["sampler gap"]
+    np.testing.assert_array_equal(line.get_ydata(), saddle.solution_.trace["sampler_gap"])
+    np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 51))
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_trace_of_every_solver_is_shown_under_its_own_names(name):
+    module, solver, _ = SOLVERS[name]
+    records = getattr(importlib.import_module(f"kexpfam.{module}"), solver).records
+    trace = {record: np.arange(3.0) + place for place, record in enumerate(records)}
+    model = SimpleNamespace(solution_=SimpleNamespace(trace=trace))
+    if not records:
+        with pytest.raises(ValueError, match="no steps to show"):
+            plot.plot_trace(model)
+        return
+    curves = panels(plot.plot_trace(model))
+    assert list(curves) == [record.replace("_", " ") for record in records]
+    for curve, series in zip(curves.values(), trace.values(), strict=True):
+        np.testing.assert_array_equal(curve.get_ydata(), series)
+
+
+def test_a_model_without_steps_has_no_trace(model):
+    for fitted in (model, GaussianMixtureDensity(random_state=0).fit(data_of(1))):
+        with pytest.raises(ValueError, match="no steps to show"):
+            plot.plot_trace(fitted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2, 6])
+def test_snapshots_are_a_panel_each(saddle, most):
+    kept = sorted(map(int, saddle.solution_.snapshots))
+    figure = plot.plot_snapshots(saddle, most=most)
+    assert isinstance(figure, Figure)
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert len(titles) == min(most, len(kept))
+    assert titles[0] == "initialisation"
+    if most > 1:
+        assert titles[-1] == f"after {kept[-1]} steps"
+
+
+def test_a_model_without_snapshots_says_how_to_get_them(model):
+    with pytest.raises(ValueError, match=r"DDE\(snapshots=True\)"):
+        plot.plot_snapshots(model)
+
+
+def test_snapshots_of_one_coordinate_are_refused_with_what_to_use():
+    one = SimpleNamespace(sample=SimpleNamespace(target=np.zeros((5, 1))))
+    model = SimpleNamespace(solution_=SimpleNamespace(snapshots={"0": np.zeros((5, 1))}), _problem=one)
+    with pytest.raises(ValueError, match="f depends on one here"):
+        plot.plot_snapshots(model)
+
+
+CHEAP = {
+    "solver": "exact",
+    "condition_lengthscale": 1.0,
+    "lengthscale": 1.0,
+    "rkhs_penalty": 1e-2,
+    "base_width": 1.0,
+    "power": False,
+    "random_state": 0,
+}
+FEATURES = ["depth", "slope"]
+
+
+def rows_of(seed, targets=1):
+    """Return features, and targets that depend on the first of them."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2.0, 2.0, (60, 2))
+    y = np.sin(2.0 * X[:, :1]) + rng.normal(size=(60, targets))
+    return X, y[:, 0] if targets == 1 else y
+
+
+@pytest.fixture(scope="module")
+def conditional():
+    estimator = ConditionalKernelExpFamily(**CHEAP).fit(*rows_of(0))
+    estimator.column_names_ = FEATURES
+    return estimator
+
+
+@pytest.fixture(scope="module")
+def two_targets():
+    return ConditionalKernelExpFamily(**CHEAP).fit(*rows_of(0, targets=2))
+
+
+@pytest.fixture(scope="module")
+def diagnosis(conditional):
+    return conditional.diagnose(*rows_of(1), settings=Judgement(draws=200, certifying_draws=1024))
+
+
+def offsets(axis):
+    """Return the points of the scatter on the axis."""
+    (points,) = [kept for kept in axis.collections if isinstance(kept, PathCollection)]
+    return points.get_offsets()
+
+
+@pytest.mark.parametrize("feature", [0, 1])
+def test_the_conditional_median_and_its_intervals_run_along_one_feature(conditional, feature):
+    X, y = conditional.training_data_
+    (axis,) = plot.plot_conditional(conditional, feature=feature, coverages=(0.5, 0.9)).axes
+    (median,) = axis.get_lines()
+    grid = np.tile(np.median(X, axis=0), (len(median.get_xdata()), 1))
+    grid[:, feature] = median.get_xdata()
+    np.testing.assert_allclose(median.get_ydata(), conditional.quantile(grid, 0.5))
+    bands = {band.get_label(): band.get_paths()[0] for band in axis.collections if isinstance(band, FillBetweenPolyCollection)}
+    assert list(bands) == ["90% interval", "50% interval"]
+    low, high = conditional.interval(grid, 0.9).T
+    extent = bands["90% interval"].get_extents()
+    np.testing.assert_allclose([extent.y0, extent.y1], [low.min(), high.max()])
+    np.testing.assert_allclose(offsets(axis), np.column_stack([X[:, feature], y]))
+    assert axis.get_xlabel().startswith(FEATURES[feature])
+    assert axis.get_ylabel() == "y"
+
+
+def test_a_conditional_model_can_be_held_against_other_data(conditional, tmp_path):
+    X, y = rows_of(1)
+    figure = plot.plot_conditional(conditional, X, y[:, None], coverages=())
+    np.testing.assert_allclose(offsets(figure.axes[0]), np.column_stack([X[:, 0], y]))
+    figure.savefig(tmp_path / "conditional.png", dpi=40)
+    assert (tmp_path / "conditional.png").stat().st_size > 1000
+
+
+def test_a_conditional_model_of_a_frame_is_shown_without_a_warning(conditional, monkeypatch):
+    monkeypatch.setattr(conditional, "feature_names_in_", np.array(FEATURES, dtype=object), raising=False)
+    assert plot.plot_conditional(conditional).axes
+
+
+BAD_CONDITIONAL = {
+    "features alone": ({"X": rows_of(1)[0]}, "both X and y"),
+    "no such feature": ({"feature": 2}, "feature must be from 0 to 1, got 2"),
+    "senseless coverage": ({"coverages": (1.5,)}, "coverage must lie strictly between 0 and 1"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_CONDITIONAL.values(), ids=BAD_CONDITIONAL)
+def test_what_a_conditional_plot_cannot_show_is_an_error(conditional, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plot.plot_conditional(conditional, **arguments)
+
+
+def test_intervals_of_several_targets_are_refused_with_what_to_use(two_targets):
+    with pytest.raises(ValueError, match=r"plot_given\(estimator.given\(x\)\)"):
+        plot.plot_conditional(two_targets)
+
+
+def test_calibration_shows_the_counts_and_the_coverage(diagnosis, tmp_path):
+    figure = plot.plot_calibration(diagnosis)
+    histogram, coverage = figure.axes
+    counts = [bar.get_height() for bar in histogram.patches if bar.get_width() < 0.5]
+    np.testing.assert_allclose(counts, np.histogram(diagnosis.calibration.pit, bins=10, range=(0.0, 1.0))[0])
+    (band,) = [patch for patch in histogram.patches if patch.get_width() > 0.5]
+    # Of 60 rows, 6 are expected in each tenth; P(2 <= count <= 11) is the first to reach 95 %.
+    assert (band.get_y(), band.get_height()) == (2.0, 9.0)
+    (uniform,) = histogram.get_lines()
+    np.testing.assert_allclose(uniform.get_ydata(), 6.0)
+    observed = dict(zip(*coverage.get_lines()[-1].get_data(), strict=True))
+    assert observed == diagnosis.calibration.coverage
+    figure.savefig(tmp_path / "calibration.png", dpi=40)
+    assert (tmp_path / "calibration.png").stat().st_size > 1000
+
+
+def test_calibration_needs_held_out_rows(diagnosis):
+    with pytest.raises(ValueError, match="pass held-out X and y"):
+        plot.plot_calibration(dataclasses.replace(diagnosis, calibration=None))
+
+
+def test_a_given_density_is_a_curve_over_its_draws(conditional):
+    given = conditional.given([0.5, 0.0])
+    (axis,) = given.plot().axes
+    (curve,) = axis.get_lines()
+    x, density = curve.get_data()
+    np.testing.assert_allclose(np.log(density), given.score_samples(x), atol=1e-9)
+    np.testing.assert_allclose(np.trapezoid(density, x), 1.0, atol=0.02)
+
+
+def test_a_given_density_of_two_targets_is_a_cloud_of_draws(two_targets):
+    given = two_targets.given([0.5, 0.0])
+    (axis,) = plot.plot_given(given, n_samples=50, random_state=3).axes
+    np.testing.assert_allclose(offsets(axis), given.sample(50, random_state=3))
+
+
+def test_pictures_leave_pyplot_alone(tmp_path):
+    program = "\n".join(
+        [
+            "import sys, matplotlib",
+            "matplotlib.use('svg')",
+            "import numpy as np",
+            "from kexpfam import plot",
+            "from kexpfam.estimators import GaussianMixtureDensity",
+            "model = GaussianMixtureDensity(random_state=0).fit(np.random.default_rng(0).normal(size=(40, 2)))",
+            "figure = plot.plot_density(model)",
+            "figure.savefig(sys.argv[1])",
+            "print('matplotlib.pyplot' in sys.modules, matplotlib.get_backend())",
+            "import matplotlib.pyplot as plt",
+            "figure = plot.plot_density(model)",
+            "print(plt.get_fignums(), plt.get_backend())",
+        ]
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "density.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["False svg", "[] svg"]
+
+
+def test_a_notebook_shows_a_figure_without_pyplot():
+    figure = plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), n_samples=50)
+    assert figure._repr_png_().startswith(b"\x89PNG\r\n\x1a\n")
