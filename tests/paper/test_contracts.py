@@ -21,7 +21,7 @@ from kexpfam.paper.functional import FunctionalAscent
 from kexpfam.paper.learned_features import Learning
 
 SMALL = FunctionalAscent(batch_size=16, ascents=1, width=8, depth=1)
-FEW = Learning(rate=0.03, batch_size=64, nodes_per_batch=128, stages=2)
+FEW = Learning(batch_size=64, nodes_per_batch=128, stages=2)
 # The settings that make each of them quick; whoever registers a solver in this room says how.
 QUICK = {
     "functional": {"steps": 5, "ascent": SMALL, "centres": 20},

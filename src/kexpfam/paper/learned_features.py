@@ -108,10 +108,14 @@ class Learning(eqx.Module):
 
 
 class Learned(NamedTuple):
-    """The features as the last run of learning left them, and what held-out rows gained by their steps (nats)."""
+    """The features as the last run of learning left them, what held-out rows gained by their steps (nats), and the trace.
+
+    The trace is that of the first run, which takes all steps: the best number of them may be none.
+    """
 
     run: Run
     gain: float
+    trace: dict[str, np.ndarray]
 
 
 def learn(
@@ -134,8 +138,8 @@ def learn(
     best = max(first.watched, key=lambda step: float(first.watched[step]))
     gain = float(first.watched[best] - first.watched["0"])
     if first.status is Status.INTERRUPTED:
-        return Learned(first, gain)
-    return Learned(_learned(problem, span, learning, draws, steps=int(best), **options), gain)
+        return Learned(first, gain, first.trace)
+    return Learned(_learned(problem, span, learning, draws, steps=int(best), **options), gain, first.trace)
 
 
 def held_out_score(problem: Problem, span: AbstractSpan, nodes: Nodes, held_out: np.ndarray, check: Nodes) -> float:
@@ -178,7 +182,7 @@ def solve_in_learned(problem: Problem, span: AbstractSpan, solver, *, key: Key[A
     status = Status.CONVERGED if optimum.converged else Status.RAN_ALL_STEPS
     status = learned.run.status if learned.run.status in (Status.INTERRUPTED, Status.DIVERGED) else status
     sampler = best_sampler(problem, tilt, nodes, solver.distillation, key=sampler_key)
-    return Solution(tilt, sampler, status, learned.run.trace, facts)
+    return Solution(tilt, sampler, status, learned.trace, facts)
 
 
 class AdaptedFeatures(Solver):
