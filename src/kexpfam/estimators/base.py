@@ -96,7 +96,7 @@ class Estimator(BaseEstimator, abc.ABC):
         check_is_fitted(self, "density_")
         return plot.plot_conditional(self, *args, **kwargs) if self.conditional else plot.plot_density(self, *args, **kwargs)
 
-    def _draws(self, density, count: int, random_state, refine: int, *X: np.ndarray) -> np.ndarray:
+    def _draws(self, density, count: Any, random_state, refine: Any, *X: np.ndarray) -> np.ndarray:
         """Return plain or refined draws of a density; those of baselines follow their density already."""
         count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
         if not refine or not isinstance(density, Density):

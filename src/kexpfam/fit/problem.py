@@ -150,7 +150,7 @@ SOLVERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def solver_from(given: "str | Solver", *, conditional: bool) -> Solver:
+def solver_from(given: Any, *, conditional: bool) -> Solver:
     """Return the solver of that name, or the one given; raise if it is none, or cannot do what is asked."""
     if inspect.isclass(given):
         raise TypeError(f"solver={given.__name__} is a class: pass an object, as in solver={given.__name__}().")
