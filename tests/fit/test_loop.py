@@ -130,7 +130,7 @@ def test_a_run_that_breaks_is_rolled_back_to_its_last_healthy_chunk(problem):
 
 def interrupt_at(step):
     def listener(report):
-        if report.stage == "test" and report.step >= step:
+        if report.stage in ("test", "saddle point") and report.step >= step:
             raise KeyboardInterrupt
 
     return listener

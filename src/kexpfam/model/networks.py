@@ -79,7 +79,7 @@ class Network(eqx.Module):
             layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
         return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar")
 
-    def __call__(self, x: Float[Array, "b a"], condition: Float[Array, "b p"]) -> Float[Array, "b ..."]:
+    def __call__(self, x: Float[AnyArray, "b a"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b ..."]:
         rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
         for layer in self.layers[:-1]:
             rows = self.activation(layer(rows))
@@ -91,7 +91,7 @@ class AbstractTransport(eqx.Module):
     """A map from noise to points, applied to a batch."""
 
     @abc.abstractmethod
-    def __call__(self, noise: Float[Array, "b k"], condition: Float[Array, "b p"]) -> Float[Array, "b d"]:
+    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
         """Return the point that each row of noise is carried to."""
 
 
