@@ -3,6 +3,7 @@
 Both are one model. What they share is ``KernelModel``; they differ in what they are called with.
 """
 
+import abc
 import warnings
 
 import equinox as eqx
@@ -148,8 +149,9 @@ class KernelModel(Estimator):
         features = self._features()
         return build_space(self.kernel, sample, centre_rows(sample, features, seed=seed), settings.lengthscales, features)
 
+    @abc.abstractmethod
     def _features(self) -> Features:
-        raise NotImplementedError
+        """Return how many features f has."""
 
 
 def checked_bounds(bounds, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
