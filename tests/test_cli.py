@@ -339,7 +339,7 @@ def test_every_name_in_the_help_of_fit_is_one_that_the_library_knows(run, monkey
     _, out, _ = run("fit", "--help")
     listed = lambda names: set(names.replace(" or", ",").split(", ")) if names in out else set()
     assert listed("two-moons, rings or grid") == set(SYNTHETIC)
-    assert listed("gaussian, box or mixture") == set(BASES)
+    assert listed("gaussian, box, mixture or chain") == {*BASES, "chain"}
     assert {"auto"} < listed("auto, exact, dde") < set(SOLVERS)
     assert {"gaussian"} < listed("gaussian, laplace, matern32") < set(KERNELS)
 

@@ -109,7 +109,7 @@ def test_every_registered_name_is_documented():
 def test_the_pages_are_the_rendering_of_the_records():
     records = pages.load_all(REPRODUCTION)
     assert (REPRODUCTION / "README.md").read_text() == pages.rendered(records)
-    for page in (ROOT / "README.md", ROOT / "docs/how-to-choose.md"):
+    for page in (ROOT / "README.md", ROOT / "docs/how-to-choose.md", ROOT / "docs/real-tables.md"):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
 
 

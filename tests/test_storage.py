@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -20,7 +21,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import Run
-from kexpfam.fit.problem import Problem, Status
+from kexpfam.fit.problem import Problem, Solver, Status
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.fit.select import Selection, Settings, Trial
 from kexpfam.model import kernels
@@ -601,6 +602,20 @@ class TestRefusals:
         assert "has other fields" in refusal(file)
 
 
+class OwnSolver(Solver):
+    """A solver that is not the library's."""
+
+    steps: int
+    rule: Callable = min
+
+    def solve(self, problem, *, key, report=None, checkpoint=None):
+        return Convex().solve(problem, key=key)
+
+
+class OtherSolver(OwnSolver):
+    """Another one with the same settings."""
+
+
 class TestCheckpoint:
     """A checkpoint resumes the run that wrote it, and no other."""
 
@@ -650,6 +665,17 @@ class TestCheckpoint:
         with pytest.raises(StorageError, match="belongs to a fit of other"):
             Checkpoint(file, self.task()).read(self.state | {"weights": jnp.zeros(4)})
 
+    def test_classes_and_functions_of_the_users_own_are_part_of_a_task(self, file):
+        Checkpoint(file, (example_problem(), OwnSolver(3))).write(self.state)
+        assert same(Checkpoint(file, (example_problem(), OwnSolver(3))).read(self.state), self.state)
+        for other in (OwnSolver(4), OwnSolver(3, rule=max), OtherSolver(3)):
+            with pytest.raises(StorageError, match="belongs to a fit of other data, settings or solver"):
+                Checkpoint(file, (example_problem(), other)).read(self.state)
+
+    def test_a_function_without_a_name_of_its_own_is_refused(self, file):
+        with pytest.raises(TypeError, match=r"task.1.rule: cannot store the function"):
+            Checkpoint(file, (example_problem(), OwnSolver(3, rule=lambda values: values[0])))
+
     def test_a_model_is_no_checkpoint(self, file):
         save_tree(file, "KernelExpFamily", [], {})
         with pytest.raises(StorageError, match="belongs to a fit of other"):
@@ -666,6 +692,11 @@ class TestCheckpointOfAFit:
         solver = DDE(steps=steps, saddle=saddle or self.saddle)
         model = KernelExpFamily(solver=solver, checkpoint=file, progress=progress, **settings)
         return model.fit(self.rows if rows is None else rows)
+
+    def test_a_solver_of_the_users_own_has_one_too(self, file):
+        settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0}
+        model = KernelExpFamily(solver=OwnSolver(3), checkpoint=file, **settings).fit(self.rows)
+        assert model.solution_.status is Status.CONVERGED
 
     def test_it_resumes_where_it_stopped_and_belongs_to_no_other_fit(self, file):
         def stop(report):

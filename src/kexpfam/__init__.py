@@ -1,6 +1,7 @@
 """Kernel exponential families: densities, samplers and verdicts from data."""
 
 import importlib
+from typing import Any
 
 from kexpfam.version import __version__
 
@@ -28,7 +29,7 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -100,7 +100,8 @@ def fit(
     kernel: Annotated[
         str, typer.Option(help="gaussian, laplace, matern32, ...; a name that is none lists them all.")
     ] = "gaussian",
-    base: Annotated[str | None, typer.Option(help="gaussian, box or mixture; default: chosen from the data.")] = None,
+    base: Annotated[str | None, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")] = None,
+    effort: Annotated[str, typer.Option(help="fast, default or best: what learned bases may cost.")] = "default",
     lengthscale: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
@@ -113,6 +114,7 @@ def fit(
     settings = {
         "kernel": kernel,
         "base": base,
+        "effort": effort,
         "lengthscale": lengthscale,
         "rkhs_penalty": rkhs_penalty,
         "solver": solver,
@@ -292,14 +294,16 @@ def _fit_conditional(features: "Table", targets: "Table", settings: dict[str, An
     return estimator, _summary(estimator, f"{', '.join(targets.names)} given {', '.join(features.names)}", features.values, y)
 
 
-def _summary(estimator, what: str, *rows: "np.ndarray") -> str:
+def _summary(estimator: Any, what: str, *rows: "np.ndarray") -> str:
     listed = lambda scales: ", ".join(dict.fromkeys(f"{scale:.3g}" for scale in scales))
-    inputs = f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
-    return (
-        f"fitted {len(rows[0])} rows of {what}: length scale {listed(estimator.lengthscale_)}{inputs}, "
-        f"penalty {estimator.rkhs_penalty_:.0e}, base {estimator.selection_.settings.base}\n"
-        f"mean log density of the training rows {estimator.score(*rows):.4f}"
-    )
+    kernel = "a learned or plain law"
+    if estimator.solution_ is not None:
+        inputs = f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
+        base, penalty = estimator.selection_.settings.base, estimator.rkhs_penalty_
+        kernel = f"length scale {listed(estimator.lengthscale_)}{inputs}, penalty {penalty:.0e}, base {base}"
+    candidates = [f"{one.name}: {one}" for one in estimator.candidates_] if len(estimator.candidates_) > 1 else []
+    score = f"mean log density of the training rows {estimator.score(*rows):.4f}"
+    return "\n".join([f"fitted {len(rows[0])} rows of {what}: {kernel}", *candidates, score])
 
 
 def _training_table(data: str, columns: str | None, rows: int, seed: int) -> "Table":
@@ -325,7 +329,7 @@ def _training_pair(data: str, target: str, features: str | None, columns: str | 
     return read_pair(Path(data), _split(target) or [], _split(features))
 
 
-def _load(model: Path):
+def _load(model: Path) -> Any:
     """Return the stored estimator."""
     from kexpfam import load
 
@@ -340,7 +344,7 @@ def _refuse_option(name: str, value: Path | None) -> None:
         raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
 
 
-def _rows(estimator, data: Path, columns: list[str] | None = None) -> "tuple[np.ndarray, ...]":
+def _rows(estimator: Any, data: Path, columns: list[str] | None = None) -> "tuple[np.ndarray, ...]":
     """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
     from kexpfam.data.tables import read_table, read_values
 
@@ -373,7 +377,7 @@ def _split(columns: str | None) -> list[str] | None:
     return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
-def _column_names(estimator) -> tuple[list[str], list[str]]:
+def _column_names(estimator: Any) -> tuple[list[str], list[str]]:
     """Return the names of the features and of the targets, of which a density p(x) has none."""
     from kexpfam.data.tables import numbered
 

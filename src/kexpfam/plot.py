@@ -8,11 +8,17 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from kexpfam.estimators.base import ConditionalEstimator, DensityEstimator, Estimator, GivenDensity, Seed
+from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.diagnosis import AbstractDiagnosis
 
 __all__ = [
     "plot_calibration",
@@ -55,22 +61,29 @@ def _bare_arrays() -> Iterator[None]:
 
 
 @_bare_arrays()
-def plot_density(estimator, data=None, *, n_samples: int = 1000, dims: Sequence[int] = (0, 1), random_state=0) -> Figure:
+def plot_density(
+    estimator: DensityEstimator,
+    data: ArrayLike | None = None,
+    *,
+    n_samples: int = 1000,
+    dims: Sequence[int] = (0, 1),
+    random_state: Seed = 0,
+) -> Figure:
     """Return a figure of the fit: the density with the data, the learned f, and draws of the sampler beside the data.
 
     In two dimensions the density and f are maps; in one, curves; in more, the two chosen dimensions are shown as draws
     of data and sampler, since a slice of a high-dimensional density shows little of it.
     """
     draws = estimator.sample(n_samples, random_state=random_state)
-    data = draws if data is None else np.asarray(data)
+    rows = draws if data is None else np.asarray(data)
     if draws.shape[1] == 1:
-        return _plot_line(estimator, data, draws)
+        return _plot_line(estimator, rows, draws)
     if draws.shape[1] == 2:
-        return _plot_plane(estimator, data, draws)
-    return _plot_pairs(estimator, data, draws, dims)
+        return _plot_plane(estimator, rows, draws)
+    return _plot_pairs(estimator, rows, draws, dims)
 
 
-def plot_trace(estimator) -> Figure:
+def plot_trace(estimator: Estimator) -> Figure:
     """Return a figure of the solver's steps: a panel for each series of its trace, by the name that the solver gives it."""
     trace = getattr(getattr(estimator, "solution_", None), "trace", None)
     if not trace:
@@ -83,7 +96,7 @@ def plot_trace(estimator) -> Figure:
     return figure
 
 
-def plot_snapshots(estimator, *, most: int = 6) -> Figure:
+def plot_snapshots(estimator: Any, *, most: int = 6) -> Figure:
     """Return sampler draws at several steps of a run, each over the data: convergence as the paper shows it.
 
     The model must have been fitted with ``DDE(snapshots=True)``. The first two coordinates of f are shown, in model units.
@@ -105,7 +118,14 @@ def plot_snapshots(estimator, *, most: int = 6) -> Figure:
 
 
 @_bare_arrays()
-def plot_conditional(estimator, X=None, y=None, *, feature: int = 0, coverages: Sequence[float] = (0.5, 0.9)) -> Figure:
+def plot_conditional(
+    estimator: ConditionalEstimator,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    *,
+    feature: int = 0,
+    coverages: Sequence[float] = (0.5, 0.9),
+) -> Figure:
     """Return the median of y and its central intervals along one feature, with the training data or those given as points.
 
     The other features are held at their training medians; the points have values of their own there, so that they need not
@@ -131,7 +151,7 @@ def plot_conditional(estimator, X=None, y=None, *, feature: int = 0, coverages: 
     return figure
 
 
-def plot_calibration(diagnosis) -> Figure:
+def plot_calibration(diagnosis: AbstractDiagnosis) -> Figure:
     """Return the histogram of held-out PIT values and the coverage of central intervals.
 
     The grey bands hold what chance does to a perfect model in 95 % of cases, for each bar and each level by itself.
@@ -145,7 +165,7 @@ def plot_calibration(diagnosis) -> Figure:
     return figure
 
 
-def plot_given(given, *, n_samples: int = 1000, random_state=0) -> Figure:
+def plot_given(given: GivenDensity, *, n_samples: int = 1000, random_state: Seed = 0) -> Figure:
     """Return the density under one condition with draws of the sampler; the draws alone, if y has two dimensions or more."""
     draws = given.sample(n_samples, random_state=random_state).reshape(n_samples, -1)
     figure, (axis,) = _panels(1, width=5.0, height=3.8)
@@ -161,7 +181,7 @@ def plot_given(given, *, n_samples: int = 1000, random_state=0) -> Figure:
     return figure
 
 
-def _plot_plane(estimator, data, draws) -> Figure:
+def _plot_plane(estimator: Any, data: np.ndarray, draws: np.ndarray) -> Figure:
     low, high = _frame(data, draws)
     spans = high - low
     # Bars of colour are as high as the figure: it is made as high as its panels.
@@ -188,7 +208,7 @@ def _plot_plane(estimator, data, draws) -> Figure:
     return figure
 
 
-def _frame(data, draws) -> tuple[np.ndarray, np.ndarray]:
+def _frame(data: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the corners of a box around the data and all but the outermost draws, which would make the rest small."""
     shown = np.concatenate([data, np.percentile(draws, [0.5, 99.5], axis=0)])
     margin = 0.08 * np.ptp(shown, axis=0)
@@ -200,12 +220,12 @@ def _comparable(spans: np.ndarray) -> bool:
     return bool(spans.max() < MOST_STRETCHED * spans.min())
 
 
-def _map(axis, grid, values, label: str, **colours) -> None:
+def _map(axis: Axes, grid: Sequence[np.ndarray], values: np.ndarray, label: str, **colours: Any) -> None:
     shown = axis.pcolormesh(*grid, values, shading="auto", rasterized=True, **colours)
     axis.figure.colorbar(shown, ax=axis, label=label)
 
 
-def _plot_line(estimator, data, draws) -> Figure:
+def _plot_line(estimator: Any, data: np.ndarray, draws: np.ndarray) -> Figure:
     figure, axes = _panels(2 if _has_potential(estimator) else 1, width=4.5, height=3.6)
     axes[0].hist(data[:, 0], bins=40, density=True, color=DATA_COLOUR, alpha=0.3, label="data")
     points = _line(axes[0], estimator, draws, around=data)
@@ -218,17 +238,17 @@ def _plot_line(estimator, data, draws) -> Figure:
     return figure
 
 
-def _name(estimator, column: int) -> str:
+def _name(estimator: Any, column: int) -> str:
     names = getattr(estimator, "column_names_", None)
     return names[column] if names else f"x{column}"
 
 
-def _has_potential(estimator) -> bool:
+def _has_potential(estimator: Any) -> bool:
     """Return whether there is an f to show: kernel density estimates and the like have none."""
     return hasattr(estimator, "potential")
 
 
-def _line(axis, density, draws, *, around) -> np.ndarray:
+def _line(axis: Axes, density: Any, draws: np.ndarray, *, around: np.ndarray) -> np.ndarray:
     """Draw a density on the line over a histogram of its draws, and return the points where it was evaluated."""
     margin = 0.1 * np.ptp(around)
     points = np.linspace(around.min() - margin, around.max() + margin, 400)[:, None]
@@ -237,7 +257,7 @@ def _line(axis, density, draws, *, around) -> np.ndarray:
     return points
 
 
-def _bands(axis, estimator, grid, feature: int, coverages) -> None:
+def _bands(axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]) -> None:
     colours = matplotlib.colormaps["Blues"](np.linspace(0.2, 0.4, len(coverages)))
     # The wide intervals lie under the narrow ones.
     for coverage, colour in zip(sorted(coverages, reverse=True), colours, strict=True):
@@ -246,7 +266,7 @@ def _bands(axis, estimator, grid, feature: int, coverages) -> None:
     axis.plot(grid[:, feature], estimator.quantile(grid, 0.5), color=SAMPLE_COLOUR, label="median")
 
 
-def _plot_pit(axis, calibration) -> None:
+def _plot_pit(axis: Axes, calibration: Calibration) -> None:
     bins = len(calibration.histogram)
     middles, rows = (np.arange(bins) + 0.5) / bins, calibration.rows
     axis.bar(middles, rows * calibration.histogram, width=1 / bins, color=SAMPLE_COLOUR, alpha=0.5, edgecolor="white")
@@ -258,7 +278,7 @@ def _plot_pit(axis, calibration) -> None:
     axis.set_title(f"uniform if calibrated (KS p = {calibration.ks_p_value:.2g})")
 
 
-def _plot_coverage(axis, calibration) -> None:
+def _plot_coverage(axis: Axes, calibration: Calibration) -> None:
     levels = np.linspace(0.0, 1.0, 101)
     low, high = _chance(calibration.rows, levels)
     limits = (low / calibration.rows, high / calibration.rows)
@@ -272,7 +292,7 @@ def _plot_coverage(axis, calibration) -> None:
     axis.set_aspect("equal")
 
 
-def _plot_pairs(estimator, data, draws, dims) -> Figure:
+def _plot_pairs(estimator: Any, data: np.ndarray, draws: np.ndarray, dims: Sequence[int]) -> Figure:
     figure, (axis,) = _panels(1, width=5.0, height=4.6)
     _scatter(axis, data[:, list(dims)], draws[:, list(dims)])
     axis.set_xlabel(_name(estimator, dims[0]))
@@ -282,17 +302,17 @@ def _plot_pairs(estimator, data, draws, dims) -> Figure:
     return figure
 
 
-def _scatter(axis, data, draws) -> None:
-    axis.scatter(*data.T, s=4, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data")
+def _scatter(axis: Axes, data: np.ndarray, draws: np.ndarray) -> None:
+    axis.scatter(data[:, 0], data[:, 1], s=4, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data")
     _draws(axis, draws)
     axis.set_aspect("equal" if _comparable(np.ptp(data, axis=0)) else "auto")
 
 
-def _draws(axis, draws) -> None:
-    axis.scatter(*draws.T, s=4, color=SAMPLE_COLOUR, alpha=0.6, linewidths=0, label="draws")
+def _draws(axis: Axes, draws: np.ndarray) -> None:
+    axis.scatter(draws[:, 0], draws[:, 1], s=4, color=SAMPLE_COLOUR, alpha=0.6, linewidths=0, label="draws")
 
 
-def _chance(rows: int, shares):
+def _chance(rows: int, shares: float | np.ndarray) -> tuple[Any, Any]:
     """Return the limits, low and high, that hold a binomial count with these shares in 95 % of cases."""
     import scipy.stats  # slow to import, and only the calibration needs it
 

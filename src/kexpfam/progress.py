@@ -40,7 +40,7 @@ class _Stage(NamedTuple):
 class Bar:
     """A listener that draws on the terminal; use as a context manager, so that the terminal is left clean."""
 
-    def __init__(self, console: "Console | None" = None):
+    def __init__(self, console: "Console | None" = None) -> None:
         from rich.console import Console  # slow to import, and only a person at a terminal needs it
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
         from rich.table import Column
@@ -62,7 +62,7 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def __call__(self, report: Report) -> None:

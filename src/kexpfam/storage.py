@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
+from kexpfam.files import replaced
 from kexpfam.model import networks
 from kexpfam.version import __version__
 
@@ -82,7 +82,10 @@ def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str,
         "metadata": _json(_encode(metadata, "metadata", tensors)),
         "structure": _json(_encode(tree, "tree", tensors)),
     }
-    _replace_file(path, _file_parts(header, tensors))
+    with replaced(path) as temporary, open(temporary, "xb") as file:
+        file.writelines(_file_parts(header, tensors))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_tree(path: str | os.PathLike) -> tuple[str, Any, dict[str, Any]]:
@@ -102,12 +105,12 @@ def load_tree(path: str | os.PathLike) -> tuple[str, Any, dict[str, Any]]:
 class Checkpoint:
     """A file that holds the state of an interrupted run of one task, and of no other.
 
-    ``task`` is whatever the run depends on: data, settings and solver.
+    ``task`` is whatever the run depends on: data, settings and solver, which may be classes and functions of the user's own.
     """
 
-    def __init__(self, path: str | os.PathLike, task: Any):
+    def __init__(self, path: str | os.PathLike, task: Any) -> None:
         self.path = Path(path)
-        tensors = _Tensors()
+        tensors = _Tensors(restored=False)
         digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
         for tensor in tensors.values():
             digest.update(repr((tensor.dtype.name, tensor.shape)).encode() + tensor.tobytes())
@@ -134,11 +137,15 @@ class Checkpoint:
 
 
 class _Tensors(dict[str, np.ndarray]):
-    """Arrays by name; ``nodes`` knows each by its identity, so that one that a tree holds twice is stored once."""
+    """Arrays by name; ``nodes`` knows each by its identity, so that one that a tree holds twice is stored once.
 
-    def __init__(self) -> None:
+    A tree that is only compared, and never ``restored``, may hold classes and functions from outside kexpfam.
+    """
+
+    def __init__(self, *, restored: bool = True) -> None:
         super().__init__()
         self.nodes: dict[int, dict[str, str]] = {}
+        self.restored = restored
 
 
 def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
@@ -156,13 +163,13 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
     if type(value) is np.ndarray or isinstance(value, np.generic | jax.Array):
         return _encode_array(value, place, tensors)
     if isinstance(value, enum.Enum):
-        return {"$enum": _checked_class_name(value, place), "member": value.name}
+        return {"$enum": _class_name_for(value, place, tensors), "member": value.name}
     if _is_record(type(value)):
-        node = {"$class": _checked_class_name(value, place)}
+        node = {"$class": _class_name_for(value, place, tensors)}
         names = _field_names(type(value))
         return node | {name: _encode(getattr(value, name), f"{place}.{name}", tensors) for name in names}
     if callable(value):
-        return {"$function": _function_name(value, place)}
+        return {"$function": _function_name(value, place, tensors)}
     raise TypeError(f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts")
 
 
@@ -194,11 +201,14 @@ def _array_tag(value: np.ndarray | np.generic | jax.Array) -> str:
     return "$numpy" if isinstance(value, np.ndarray) else "$scalar"
 
 
-def _function_name(function: Callable, place: str) -> str:
+def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
     # Only the very same object: what wraps a known function (jax.grad of it, say) is another function.
     for name, known in FUNCTIONS.items():
         if known is function:
             return name
+    # A lambda, or a function made by another, shares its name with others.
+    if not tensors.restored and "<" not in getattr(function, "__qualname__", "<"):
+        return f"{function.__module__}:{function.__qualname__}"
     raise TypeError(f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}")
 
 
@@ -284,9 +294,11 @@ def _class_name(cls: type) -> str:
     return next(foreign, f"{cls.__module__}:{cls.__qualname__}")
 
 
-def _checked_class_name(value: Any, place: str) -> str:
-    """Return the name of the value's class, once it is sure that the name leads back to the class."""
+def _class_name_for(value: Any, place: str, tensors: _Tensors) -> str:
+    """Return the name of the value's class; if it is to be restored, once it is sure that the name leads back to the class."""
     name = _class_name(type(value))
+    if not tensors.restored:
+        return name
     try:
         found = _class_named(name, _is_enum if isinstance(value, enum.Enum) else _is_record)
     except StorageError:
@@ -364,21 +376,6 @@ def _file_parts(header: dict[str, str], tensors: dict[str, np.ndarray]) -> Seque
     ordered = _json({"__metadata__": header} | entries).encode()
     ordered += b" " * (-len(ordered) % 8)  # tensors start at a multiple of 8 bytes
     return len(ordered).to_bytes(HEADER_LENGTH_BYTES, "little"), ordered, memoryview(content)[end:]
-
-
-def _replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write the parts to ``path`` so that at every moment it holds the old file or the new one, whole."""
-    # Not tempfile: its files are readable by their owner only, and stay so after the renaming.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _json(node: Any) -> str:

@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam.fit.bases import best_mixture, fit_mixture
+from kexpfam.fit.bases import MixtureShape, best_mixture, fit_mixture
 from kexpfam.model.measures import COVARIANCE_FLOOR, Box, Gaussian, JointMixture, Mixture
 
 FACTORS = np.array([[[1.0, 0.0], [0.5, 0.8]], [[0.4, 0.0], [-0.3, 0.6]]])
@@ -183,7 +183,7 @@ def test_fitted_measures_match_the_points():
 @pytest.mark.parametrize("diagonal", [True, False])
 def test_a_fitted_mixture_of_one_component_is_the_maximum_likelihood_normal(diagonal):
     points = np.random.default_rng(0).normal(size=(300, 2)) @ FACTORS[0].T + MEANS[0]
-    mixture = fit_mixture(points, components=1, diagonal=diagonal, seed=0)
+    mixture = fit_mixture(points, MixtureShape(1, diagonal), seed=0)
     covariance = np.cov(points, rowvar=False, bias=True) + COVARIANCE_FLOOR * np.eye(2)
     covariance = covariance * np.eye(2) if diagonal else covariance
     np.testing.assert_allclose(mixture.means[0], points.mean(0), rtol=1e-6)
@@ -194,6 +194,6 @@ def test_the_best_mixture_finds_separate_clusters():
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.normal(centre, 0.1, (200, 2)) for centre in ([-1, 0], [1, 0])])
     mixture = best_mixture(points, counts=(1, 2, 4), seed=0)
-    single = fit_mixture(points, components=1, diagonal=False, seed=0)
+    single = fit_mixture(points, MixtureShape(1, False), seed=0)
     # Two separate clusters are told apart from one wide normal by far more than half a nat per point.
     assert mixture.log_densities(points).mean() > single.log_densities(points).mean() + 0.5

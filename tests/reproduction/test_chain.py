@@ -35,7 +35,7 @@ def test_every_spec_names_what_exists_and_no_cell_twice(name, quick):
     assert spec.title
     assert len({identity(cell) for cell in spec.cells}) == len(spec.cells)
     known = {"density": DENSITIES, "conditional": CONDITIONALS, "cost": COSTED, "algorithm": ALGORITHMS, "dual": DUALS}
-    known["portrait"] = DENSITIES
+    known |= {"portrait": DENSITIES, "joint": DENSITIES, "regression": CONDITIONALS, "posterior": CONDITIONALS}
     for cell in spec.cells:
         assert cell["measure"] in MEASUREMENTS
         if cell["measure"] in known:

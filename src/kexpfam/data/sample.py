@@ -15,7 +15,7 @@ __all__ = ["AnyArray", "Conditions", "Sample", "distinct_conditions"]
 if TYPE_CHECKING:
     AnyArray = Any
 else:
-    AnyArray = Array | np.ndarray
+    AnyArray = Array | np.ndarray | np.floating  # a NumPy function of a single point gives a scalar
 
 
 class Sample(eqx.Module):
@@ -41,7 +41,7 @@ class Sample(eqx.Module):
         """Return whether there is a condition at all."""
         return self.condition.shape[1] > 0
 
-    def rows(self, index) -> "Sample":
+    def rows(self, index: AnyArray | slice) -> "Sample":
         """Return the rows at ``index``."""
         if isinstance(index, jax.Array):  # a traced index does not reach into a NumPy array
             return Sample(jnp.asarray(self.target)[index], jnp.asarray(self.condition)[index])

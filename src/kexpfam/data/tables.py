@@ -2,13 +2,13 @@
 
 import contextlib
 import csv
-import os
-import uuid
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from kexpfam.files import replaced
 
 __all__ = ["MissingColumnError", "Table", "TableError", "numbered", "read_pair", "read_table", "read_values", "write_csv"]
 
@@ -20,7 +20,7 @@ class TableError(ValueError):
 class MissingColumnError(TableError):
     """A file lacks a column that was asked for; ``names`` are those it has."""
 
-    def __init__(self, message: str, names: list[str]):
+    def __init__(self, message: str, names: list[str]) -> None:
         super().__init__(message)
         self.names = names
 
@@ -79,17 +79,10 @@ def numbered(count: int, letter: str = "x") -> list[str]:
 def write_csv(path: Path, names: list[str], rows: Iterable[Collection[float]]) -> None:
     """Write a CSV file with a header; a failure leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile: its files are readable by their owner only, and stay so after the renaming.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("x", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(names)
-            writer.writerows([str(cell) for cell in row] for row in rows)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path) as temporary, temporary.open("x", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(names)
+        writer.writerows([str(cell) for cell in row] for row in rows)
 
 
 def _read_csv(path: Path, columns: list[str] | None) -> Table:

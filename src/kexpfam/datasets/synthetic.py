@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 
 __all__ = ["Grid", "Rings", "Synthetic", "TwoMoons", "grid", "rings", "two_moons"]
@@ -23,10 +24,10 @@ class Synthetic(Protocol):
     def dim(self) -> int:
         """Return the number of columns."""
 
-    def sample(self, n_samples: int, random_state=None) -> np.ndarray:
+    def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw ``n_samples`` points, shape ``(n_samples, dim)``."""
 
-    def log_density(self, X) -> np.ndarray:
+    def log_density(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row of ``X``."""
 
 
@@ -43,7 +44,7 @@ class TwoMoons:
     bump_spread: ClassVar[float] = 0.6
     dim: ClassVar[int] = 2
 
-    def sample(self, n_samples: int, random_state=None) -> np.ndarray:
+    def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw exactly, by rejection in polar coordinates."""
         rng = check_random_state(random_state)
         accepted, missing = [np.empty((0, 2))], n_samples
@@ -53,13 +54,13 @@ class TwoMoons:
             missing -= len(points)
         return np.concatenate(accepted)
 
-    def log_density(self, X) -> np.ndarray:
+    def log_density(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
         ring = -0.5 * ((np.linalg.norm(X, axis=1) - self.radius) / self.radius_spread) ** 2
         return ring + self._log_bumps(X[:, 0]) - _two_moons_log_normaliser()
 
-    def _proposals(self, rng, count):
+    def _proposals(self, rng: np.random.RandomState, count: int) -> np.ndarray:
         # The radius has density r exp(-(r - R)^2 / 2s^2), and r <= R exp(r / R - 1) turns that bound into a normal of
         # mean R + s^2 / R. The bumps are at most 1 plus the far one's height at the centre.
         radius = rng.normal(self.radius + self.radius_spread**2 / self.radius, self.radius_spread, count)
@@ -70,7 +71,7 @@ class TwoMoons:
         kept = rng.uniform(size=count) < chance
         return _on_circle(radius[kept], angle[kept])
 
-    def _log_bumps(self, first):
+    def _log_bumps(self, first: np.ndarray) -> np.ndarray:
         right = -0.5 * ((first - self.radius) / self.bump_spread) ** 2
         left = -0.5 * ((first + self.radius) / self.bump_spread) ** 2
         return np.logaddexp(right, left)
@@ -88,7 +89,7 @@ class Rings:
     radii: ClassVar[np.ndarray] = np.array([1.0, 3.0, 5.0])
     spread: ClassVar[float] = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dim < 2:
             raise ValueError(f"rings need dim >= 2, got {self.dim}.")
 
@@ -97,7 +98,7 @@ class Rings:
         """Return the probability of each circle: proportional to its circumference."""
         return self.radii / self.radii.sum()
 
-    def sample(self, n_samples: int, random_state=None) -> np.ndarray:
+    def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw a circle, an angle, a radius, and the noise of the further dimensions."""
         rng = check_random_state(random_state)
         radius = rng.choice(self.radii, size=n_samples, p=self.shares) + rng.normal(0.0, self.spread, n_samples)
@@ -105,7 +106,7 @@ class Rings:
         further = rng.normal(0.0, self.spread, (n_samples, self.dim - 2))
         return np.concatenate([_on_circle(radius, angle), further], axis=1)
 
-    def log_density(self, X) -> np.ndarray:
+    def log_density(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
         # The density has a pole at the origin, of no mass; the floor keeps its logarithm finite.
@@ -122,17 +123,17 @@ class Grid:
     dim: int = 2
     spread: ClassVar[float] = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dim < 1:
             raise ValueError(f"the grid needs dim >= 1, got {self.dim}.")
 
-    def sample(self, n_samples: int, random_state=None) -> np.ndarray:
+    def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw a centre, and the noise around it."""
         rng = check_random_state(random_state)
         centres = np.eye(self.dim)[rng.randint(self.dim, size=n_samples)]
         return centres + rng.normal(0.0, self.spread, (n_samples, self.dim))
 
-    def log_density(self, X) -> np.ndarray:
+    def log_density(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
         # |x - e_k|^2 = |x|^2 - 2 x_k + 1 spares the n x d x d array of differences.
@@ -173,15 +174,15 @@ def _two_moons_log_normaliser() -> float:
     return float(np.log(0.5 * end * np.sum(weights * radius * ring * bumps)))
 
 
-def _on_circle(radius, angle):
+def _on_circle(radius: np.ndarray, angle: np.ndarray) -> np.ndarray:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
-def _log_normal(difference, spread):
+def _log_normal(difference: np.ndarray, spread: float) -> np.ndarray:
     return -0.5 * (difference / spread) ** 2 - np.log(spread) - 0.5 * LOG_TWO_PI
 
 
-def _checked(X, dim: int) -> np.ndarray:
+def _checked(X: ArrayLike, dim: int) -> np.ndarray:
     X = np.asarray(X, dtype=float)
     if X.ndim != 2 or X.shape[1] != dim:
         raise ValueError(f"X must have shape (n, {dim}), got {X.shape}.")

@@ -1,6 +1,7 @@
 """How people call it: every estimator by its name, and how to get one back from a file."""
 
 import importlib
+import os
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *ESTIMATORS])
 
 
-def load(path) -> Estimator:
+def load(path: str | os.PathLike) -> Estimator:
     """Return the estimator stored at ``path``; no code is executed on the way."""
     use_compilation_cache()
     kind, state, metadata = storage.load_tree(path)

@@ -5,28 +5,37 @@ A fit leaves ``density_``, which scores and draws in the data's own units; the f
 
 import abc
 import contextlib
+import os
 import warnings
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
+from kexpfam.model.distributions import AbstractDensity
+from kexpfam.model.ensemble import Stack
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Bar, Listener
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "ConditionalEstimator",
     "DensityEstimator",
     "Estimator",
     "GivenDensity",
+    "Seed",
     "UncertainNormaliserWarning",
     "check_scale",
     "key_from",
@@ -38,18 +47,19 @@ __all__ = [
 ]
 
 FEWEST_ROWS = 10
+Seed = int | np.integer | np.random.RandomState | None
 
 
 class UncertainNormaliserWarning(UserWarning):
     """The normaliser's error bar is too wide for log densities to be taken at face value."""
 
 
-def key_from(random_state) -> Key[Array, ""]:
+def key_from(random_state: Seed) -> Key[Array, ""]:
     """Return the JAX key of a scikit-learn random state."""
     return keys_from(random_state, 1)[0]
 
 
-def keys_from(random_state, count: int) -> list[Key[Array, ""]]:
+def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
     """Return several keys of a scikit-learn random state."""
     return [jr.key(seed) for seed in check_random_state(random_state).randint(2**31 - 1, size=count)]
 
@@ -67,7 +77,7 @@ class Estimator(BaseEstimator, abc.ABC):
         return getattr(self, "column_names_", None)
 
     @contextlib.contextmanager
-    def _fitting(self):
+    def _fitting(self) -> Iterator[Listener | None]:
         """Give a fit its listener, float64 and the compilation cache."""
         use_compilation_cache()
         if hasattr(self, "feature_names_in_"):
@@ -75,7 +85,7 @@ class Estimator(BaseEstimator, abc.ABC):
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
 
-    def save(self, path) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write the fitted model to one file: arrays and readable metadata, no code."""
         check_is_fitted(self, "density_")
         skipped = ("progress", "checkpoint", "random_state")
@@ -89,14 +99,14 @@ class Estimator(BaseEstimator, abc.ABC):
         }
         storage.save_tree(path, type(self).__name__, state, metadata)
 
-    def plot(self, *args, **kwargs):
+    def plot(self, *args: Any, **kwargs: Any) -> "Figure":
         """Return a figure of the fit."""
         from kexpfam import plot  # matplotlib is slow to import
 
         check_is_fitted(self, "density_")
         return plot.plot_conditional(self, *args, **kwargs) if self.conditional else plot.plot_density(self, *args, **kwargs)
 
-    def _draws(self, density, count: Any, random_state, refine: Any, *X: np.ndarray) -> np.ndarray:
+    def _draws(self, density: Any, count: Any, random_state: Seed, refine: Any, *X: np.ndarray) -> np.ndarray:
         """Return plain or refined draws of a density; those of baselines follow their density already."""
         count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
         if not refine or not isinstance(density, Density):
@@ -112,25 +122,25 @@ class DensityEstimator(DensityMixin, Estimator):
     conditional: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def _fit(self, X: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         """Fit to rows that were checked; each estimator has its own way."""
 
-    def fit(self, X, y=None):
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Fit the density to the rows of X; y is ignored."""
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        points = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
         with self._fitting() as listener:
-            return self._fit(X, listener)
+            return self._fit(points, listener)
 
-    def score_samples(self, X):
+    def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row, in the data's own units; -inf off a bounded support."""
-        X = self._checked_points(X)
-        return self.density_.log_density(X)
+        points = self._checked_points(X)
+        return self.density_.log_density(points)
 
-    def score(self, X, y=None):
+    def score(self, X: ArrayLike, y: object = None) -> float:
         """Return the mean log density of the rows."""
         return float(np.mean(self.score_samples(X)))
 
-    def sample(self, n_samples=1, random_state=None, *, refine=0):
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
         """Return draws of shape (n_samples, n_features).
 
         ``refine=0`` is the fitted sampler: milliseconds. ``refine=k`` resamples by importance weight and moves each draw by
@@ -145,7 +155,7 @@ class DensityEstimator(DensityMixin, Estimator):
         check_is_fitted(self, "density_")
         return self.density_.scaling.to_data(self._training)
 
-    def _checked_points(self, X) -> np.ndarray:
+    def _checked_points(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
         return validate_data(self, X, dtype=np.float64, reset=False)
 
@@ -158,34 +168,34 @@ class ConditionalEstimator(Estimator):
     _flat_targets: bool
 
     @abc.abstractmethod
-    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         """Fit to rows that were checked; each estimator has its own way."""
 
-    def fit(self, X, y):
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit the density of y given X; y has shape (n,) or (n, p)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
-        y = np.asarray(y, dtype=np.float64)
-        self._flat_targets = y.ndim == 1
+        numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
+        rows, targets = validate_data(self, X, y, **numeric, ensure_min_samples=FEWEST_ROWS)
+        self._flat_targets = targets.ndim == 1
         with self._fitting() as listener:
-            self._training, self._training_targets = X, y.reshape(len(X), -1)
+            self._training, self._training_targets = rows, targets.astype(np.float64).reshape(len(rows), -1)
             return self._fit(self._training, self._training_targets, listener)
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
         return tags
 
-    def score_samples(self, X, y):
+    def score_samples(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
         X, targets = self._checked_rows(X, y)
         return self.density_.log_density(targets, X)
 
-    def score(self, X, y):
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:
         """Return the mean of ``log p(y | x)`` over the rows."""
         return float(np.mean(self.score_samples(X, y)))
 
-    def sample(self, X, n_samples=1, random_state=None, *, refine=0):
+    def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
         """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
 
         ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
@@ -195,13 +205,13 @@ class ConditionalEstimator(Estimator):
         draws = self._draws(self.density_, n_samples, random_state, refine, X)
         return draws[:, :, 0] if self._flat_targets else draws
 
-    def predict(self, X):
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the conditional mean of y."""
         X = self._checked_features(X)
         mean = self.density_.mean(X)
         return mean[:, 0] if self._flat_targets else mean
 
-    def quantile(self, X, levels):
+    def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
         X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
         if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
@@ -209,18 +219,18 @@ class ConditionalEstimator(Estimator):
         found = self.density_.quantile(wanted, X)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
-    def interval(self, X, coverage=0.9):
+    def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
         """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only."""
         if not 0.0 < coverage < 1.0:
             raise ValueError(f"coverage must lie strictly between 0 and 1, got {coverage!r}.")
         return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
 
-    def cdf(self, X, y):
+    def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return ``P(Y <= y | x)`` of each row; 1-D y only."""
         X, targets = self._checked_rows(X, y)
         return self.density_.cdf(targets, X)
 
-    def given(self, x) -> "GivenDensity":
+    def given(self, x: ArrayLike) -> "GivenDensity":
         """Return the density of y under one condition, as an object of its own."""
         row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
         if len(row) != 1:
@@ -233,20 +243,20 @@ class ConditionalEstimator(Estimator):
         check_is_fitted(self, "density_")
         return self._training, self._training_targets[:, 0] if self._flat_targets else self._training_targets
 
-    def _checked_features(self, X) -> np.ndarray:
+    def _checked_features(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
         return validate_data(self, X, dtype=np.float64, reset=False)
 
-    def _checked_rows(self, X, y) -> tuple[np.ndarray, np.ndarray]:
+    def _checked_rows(self, X: ArrayLike, y: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
         check_is_fitted(self, "density_")
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
-        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        rows, targets = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
+        targets = np.asarray(targets, dtype=np.float64).reshape(len(rows), -1)
         width = self._training_targets.shape[1]
         if targets.shape[1] != width:
             raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
-        return X, targets
+        return rows, targets
 
-    def _calibration(self, X, y, *, key: Key[Array, ""]) -> Calibration | None:
+    def _calibration(self, X: ArrayLike | None, y: ArrayLike | None, *, key: Key[Array, ""]) -> Calibration | None:
         if X is None:
             return None
         X, targets = self._checked_rows(X, y)
@@ -258,27 +268,27 @@ class ConditionalEstimator(Estimator):
 class GivenDensity:
     """``p(y | x)`` at one x: score points, draw, and look at it."""
 
-    def __init__(self, density, flat: bool, draws):
+    def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
         self.density, self._flat, self._draws = density, flat, draws
 
-    def score_samples(self, y):
+    def score_samples(self, y: ArrayLike) -> np.ndarray:
         """Return the log density at each y, given with shape (n,) or (n, p)."""
         points = np.asarray(y, dtype=np.float64)
         return self.density.log_density(points.reshape(-1, self.density.scaling.width))
 
-    def sample(self, n_samples=1, random_state=None, *, refine=0):
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
         """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
         draws = self._draws(self.density, n_samples, random_state, refine)
         return draws[:, 0] if self._flat else draws
 
-    def plot(self):
+    def plot(self) -> "Figure":
         """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
         from kexpfam import plot  # matplotlib is slow to import
 
         return plot.plot_given(self)
 
 
-def whole(name: str, value, least: int) -> int:
+def whole(name: str, value: Any, least: int) -> int:
     """Return the value as a whole number of at least ``least``, or raise."""
     try:
         fine = value == int(value) and value >= least
@@ -289,18 +299,18 @@ def whole(name: str, value, least: int) -> int:
     return int(value)
 
 
-def listening(progress: bool | Listener):
+def listening(progress: bool | Listener) -> contextlib.AbstractContextManager[Listener | None]:
     """Return a context manager around the listener that ``progress`` asks for."""
     return Bar() if progress is True else contextlib.nullcontext(progress or None)
 
 
-def one_of(name: str, value, known) -> None:
+def one_of(name: str, value: Any, known: Collection[str]) -> None:
     """Raise unless the value is one of the known names."""
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
 
 
-def check_scale(name: str, value, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
+def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
     """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
     if value is None:
         return
@@ -310,12 +320,15 @@ def check_scale(name: str, value, *shapes: tuple[int, ...], may_be_infinite: boo
         raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
 
 
-def warn_of_uncertain_normaliser(density: Density, X: np.ndarray) -> None:
+def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:
     """Warn if a normaliser is not to be trusted; to be called by ``_fit``."""
-    if density.log_partition is not None and not density.log_partition.trustworthy:
-        message = f"log Z = {density.log_partition}: log densities share an uncertain constant; diagnose() says what to do."
-    elif density.log_partition is None and (worst := density.partition_errors(X).max()) > LARGE_ERROR:
-        message = f"log Z(x) is uncertain by up to {worst:.2g}: log densities are too; diagnose() says what to do."
-    else:
-        return
-    warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+    for part in density.parts if isinstance(density, Stack) else (density,):
+        if not isinstance(part, Density):
+            continue  # cells of a residual have no uncertain normaliser
+        if part.log_partition is not None and not part.log_partition.trustworthy:
+            message = f"log Z = {part.log_partition}: log densities share an uncertain constant; diagnose() says what to do."
+        elif part.log_partition is None and (worst := part.partition_errors(X).max()) > LARGE_ERROR:
+            message = f"log Z(x) is uncertain by up to {worst:.2g}: log densities are too; diagnose() says what to do."
+        else:
+            continue
+        warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)

@@ -4,14 +4,17 @@ By least squares (LSCDE), from neighbours of the condition (epsilon-KDE), and by
 """
 
 import abc
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_targets
 from kexpfam.data.scaling import Scaling, constant_columns
-from kexpfam.estimators.base import ConditionalEstimator, key_from, whole
+from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
 from kexpfam.estimators.kernel_density import (
     FOLDS,
     MOST_HELD_OUT,
@@ -54,7 +57,7 @@ class MixtureEstimator(ConditionalEstimator):
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         """Return the search, the weights and the centres, from standardised rows; raise for senseless settings."""
 
-    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         if not 0.0 <= self.background < 1.0:
             raise ValueError(f"background must be a share, at least 0 and below 1; got {self.background!r}.")
         check_targets(X, targets, self._names)
@@ -66,7 +69,7 @@ class MixtureEstimator(ConditionalEstimator):
         self.density_ = ConditionalMixture(weights, centres, width, background, scaling, condition_scaling, varying)
         return self
 
-    def diagnose(self, X=None, y=None, random_state=0) -> SearchDiagnosis:
+    def diagnose(self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0) -> SearchDiagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
         return SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state)))
@@ -116,14 +119,22 @@ class LeastSquaresConditional(MixtureEstimator):
     (3, 2)
     """
 
-    def __init__(self, *, width=None, penalty=None, n_centres=100, background=1e-3, random_state=None):
+    def __init__(
+        self,
+        *,
+        width: float | None = None,
+        penalty: float | None = None,
+        n_centres: int = 100,
+        background: float = 1e-3,
+        random_state: Seed = None,
+    ) -> None:
         self.width = width
         self.penalty = penalty
         self.n_centres = n_centres
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x, y, rng):
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
         centres = rng.permutation(len(x))[: whole("n_centres", self.n_centres, 1)]
@@ -139,7 +150,9 @@ class LeastSquaresConditional(MixtureEstimator):
         return search, KernelWeights(x[centres], heights[:, 0], width), y[centres]
 
 
-def ratio_moments(x, y, x_centres, y_centres, width: float) -> tuple[np.ndarray, np.ndarray]:
+def ratio_moments(
+    x: np.ndarray, y: np.ndarray, x_centres: np.ndarray, y_centres: np.ndarray, width: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return H and h of LSCDE.
 
     Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))`` over y.
@@ -160,7 +173,9 @@ def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.nda
     return np.where(np.any(weights > 0.0, axis=0), weights, 1.0)
 
 
-def ratio_log_densities(heights: np.ndarray, x, y, x_centres, y_centres, width: float) -> np.ndarray:
+def ratio_log_densities(
+    heights: np.ndarray, x: np.ndarray, y: np.ndarray, x_centres: np.ndarray, y_centres: np.ndarray, width: float
+) -> np.ndarray:
     """Return ``log p(y | x)`` of each row under each column of heights: the ratio, normalised over y."""
     found = np.empty((len(x), heights.shape[1]))
     for rows in chunks(np.arange(len(x)), heights.size):
@@ -203,13 +218,15 @@ class NeighbourDensity(MixtureEstimator):
     n_features_in_ : int
     """
 
-    def __init__(self, *, radius=None, width=None, background=1e-3, random_state=None):
+    def __init__(
+        self, *, radius: float | None = None, width: float | None = None, background: float = 1e-3, random_state: Seed = None
+    ) -> None:
         self.radius = radius
         self.width = width
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x, y, rng):
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         radii = grid_of("radius", self.radius, reach(x) * SHARES_OF_REACH)
         candidates = [NeighbourWeights(x, float(radius)) for radius in radii]
         search = search_widths(candidates, "radius", radii, x, y, self, rng)
@@ -243,13 +260,20 @@ class ConditionalKernelDensity(MixtureEstimator):
     n_features_in_ : int
     """
 
-    def __init__(self, *, condition_width=None, width=None, background=1e-3, random_state=None):
+    def __init__(
+        self,
+        *,
+        condition_width: float | None = None,
+        width: float | None = None,
+        background: float = 1e-3,
+        random_state: Seed = None,
+    ) -> None:
         self.condition_width = condition_width
         self.width = width
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x, y, rng):
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("condition_width", self.condition_width, reach(x) * SHARES_OF_REACH)
         candidates = [KernelWeights(x, np.ones(len(x)), float(width)) for width in widths]
         search = search_widths(candidates, "condition_width", widths, x, y, self, rng)
@@ -261,7 +285,15 @@ def reach(x: np.ndarray) -> float:
     return 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
 
 
-def search_widths(candidates: list, name: str, grid: np.ndarray, x, y, estimator, rng: np.random.Generator) -> GridSearch:
+def search_widths(
+    candidates: Sequence[AbstractWeights],
+    name: str,
+    grid: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    estimator: NeighbourDensity | ConditionalKernelDensity,
+    rng: np.random.Generator,
+) -> GridSearch:
     """Return the held-out losses of all pairs of weights and target width: each row under the rows of other folds."""
     widths = grid_of("width", estimator.width, WIDTHS)
     fold, held = deal(len(x), rng), rng.permutation(len(x))[:MOST_HELD_OUT]

@@ -1,9 +1,11 @@
 """The conditional kernel exponential family by score matching (KCEF)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
@@ -12,6 +14,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import (
     ConditionalEstimator,
+    Seed,
     check_scale,
     key_from,
     keys_from,
@@ -84,7 +87,7 @@ class _Walk:
     trials: list[ScoreTrial] = field(default_factory=list)
     grams: dict[float, np.ndarray] = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.folds = folds_of(self.sample.target, FOLDS, seed=self.seed)
         self.unit = median_distance(self.sample.condition)
 
@@ -110,7 +113,15 @@ class _Walk:
     def _room(self, places: np.ndarray) -> tuple[float, float]:
         return CONDITION_POWERS[0] - places.min(), CONDITION_POWERS[1] - places.max()
 
-    def _along(self, power, stride, limits, place, best: _Visit, errors: float) -> tuple[float, _Visit]:
+    def _along(
+        self,
+        power: float,
+        stride: float,
+        limits: tuple[float, float],
+        place: Callable[..., tuple[np.ndarray, float]],
+        best: _Visit,
+        errors: float,
+    ) -> tuple[float, _Visit]:
         """Walk up, then down, as long as it gains; return where that leads and what was found there."""
         for direction in (stride, -stride):
             while limits[0] <= power + direction <= limits[1]:
@@ -212,13 +223,13 @@ class ConditionalScoreMatching(ConditionalEstimator):
     def __init__(
         self,
         *,
-        condition_lengthscale=None,
-        lengthscale=None,
-        rkhs_penalty=None,
-        base="gaussian",
-        random_state=None,
-        progress=False,
-    ):
+        condition_lengthscale: ArrayLike | None = None,
+        lengthscale: float | None = None,
+        rkhs_penalty: float | None = None,
+        base: str | AbstractMeasure = "gaussian",
+        random_state: Seed = None,
+        progress: bool | Listener = False,
+    ) -> None:
         self.condition_lengthscale = condition_lengthscale
         self.lengthscale = lengthscale
         self.rkhs_penalty = rkhs_penalty
@@ -226,7 +237,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
         self.random_state = random_state
         self.progress = progress
 
-    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         self._check_settings(X.shape[1], targets.size)
         check_targets(X, targets, self._names)
         seed_key, sampler_key, nodes_key = keys_from(self.random_state, 3)
@@ -244,7 +255,14 @@ class ConditionalScoreMatching(ConditionalEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
-    def diagnose(self, X=None, y=None, random_state=0, *, settings=None) -> Diagnosis:
+    def diagnose(
+        self,
+        X: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        random_state: Seed = 0,
+        *,
+        settings: Judgement | None = None,
+    ) -> Diagnosis:
         """Return what can be known about the quality of the fit; with held-out X and y, its calibration too.
 
         f solves its own problem in closed form, so that its gap is 0; it has no certificate, which is one of the likelihood.

@@ -7,14 +7,14 @@ derivatives and its Laplacian. With :math:`c_j = 1 / \ell_j^2`, :math:`r_j = c_j
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.model.density import Tilt
@@ -49,7 +49,7 @@ def _compiled(function: Callable) -> Callable[..., np.ndarray]:
     program = eqx.filter_jit(function)
 
     @functools.wraps(function)
-    def run(*arguments) -> np.ndarray:
+    def run(*arguments: Any) -> np.ndarray:
         with double_precision():
             return np.asarray(program(*arguments))
 
@@ -67,16 +67,16 @@ class DerivativeSpan(AbstractSpan):
     centres: Float[AnyArray, "m d"]
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.centres.shape[0] * (self.centres.shape[1] + 1)
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         points, rates = points.astype(self.centres.dtype), _rates(self.kernel, self.centres.shape[1])
         r = (points[:, None] - self.centres) * rates
         derivatives = r.__array_namespace__().concat([r, (r**2 - rates).sum(2, keepdims=True)], axis=2)
         return (derivatives * self.kernel.gram(points, self.centres)[:, :, None]).reshape(points.shape[0], -1)
 
-    def evaluate(self, weights, points):
+    def evaluate(self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]) -> Float[AnyArray, " b"]:
         # With r = xs - zs each term is a polynomial in xs times the kernel: the sums over centres are its coefficients, and
         # one product with the Gram matrix makes them all.
         points, rates = points.astype(self.centres.dtype), _rates(self.kernel, self.centres.shape[1])
@@ -96,10 +96,10 @@ class ValueSpan(AbstractSpan):
     centres: Float[AnyArray, "m p"]
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.centres.shape[0]
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         return self.kernel.gram(points.astype(self.centres.dtype), self.centres)
 
 
@@ -293,7 +293,7 @@ def fitted_losses(tilt: Tilt, sample: Sample) -> Float[AnyArray, " n"]:
     """Return the score-matching loss of the tilted base at each row, whatever the span of f, by automatic differentiation."""
     directions = jnp.eye(sample.target.shape[1], dtype=sample.target.dtype)
 
-    def loss(x, condition):
+    def loss(x: Float[Array, " d"], condition: Float[Array, " p"]) -> Float[Array, ""]:
         slope = jax.grad(lambda point: tilt.f(point[None], condition[None])[0])
         bend = lambda direction: direction @ jax.jvp(slope, (x,), (direction,))[1]
         # One direction at a time: memory must not grow with the square of the dimension.

@@ -2,19 +2,20 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
+from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import DensityEstimator, key_from, whole
+from kexpfam.estimators.base import DensityEstimator, Seed, key_from, whole
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener
@@ -64,7 +65,7 @@ class FlowDensity(eqx.Module):
             draws = np.asarray(_draw(self._flow(), count, key))
         return self.scaling.to_data(draws)
 
-    def _flow(self):
+    def _flow(self) -> Any:
         structure, rest = _skeleton(self.shape)
         return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(array) for array in self.arrays]), rest)
 
@@ -116,14 +117,14 @@ class SplineFlow(DensityEstimator):
     def __init__(
         self,
         *,
-        n_layers=4,
-        n_knots=12,
-        width=32,
-        learning_rate=5e-3,
-        max_epochs=300,
-        patience=30,
-        random_state=None,
-    ):
+        n_layers: int = 4,
+        n_knots: int = 12,
+        width: int = 32,
+        learning_rate: float = 5e-3,
+        max_epochs: int = 300,
+        patience: int = 30,
+        random_state: Seed = None,
+    ) -> None:
         self.n_layers = n_layers
         self.n_knots = n_knots
         self.width = width
@@ -132,7 +133,7 @@ class SplineFlow(DensityEstimator):
         self.patience = patience
         self.random_state = random_state
 
-    def _fit(self, X: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         for name in ("n_layers", "n_knots", "width", "max_epochs", "patience"):
             whole(name, getattr(self, name), 1)
         if not 0.0 < self.learning_rate < np.inf:
@@ -144,7 +145,7 @@ class SplineFlow(DensityEstimator):
         self.density_ = FlowDensity(shape, arrays, scaling)
         return self
 
-    def _trained(self, shape: FlowShape, points: np.ndarray, key) -> tuple[list[np.ndarray], Training]:
+    def _trained(self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]) -> tuple[list[np.ndarray], Training]:
         """Return the arrays of the trained flow, and the losses; single precision is enough to train."""
         make_key, train_key = jr.split(key)
         with jax.enable_x64(False):
@@ -164,7 +165,7 @@ class SplineFlow(DensityEstimator):
         finished = len(losses["val"]) < self.max_epochs
         return arrays, Training(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
-    def diagnose(self, random_state=0) -> FlowDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> FlowDiagnosis:
         """Return how the training ended; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         if self.training_.finished:
@@ -185,7 +186,7 @@ def _flowjax() -> Any:
     return flowjax
 
 
-def _new_flow(shape: FlowShape, key):
+def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
     library = _flowjax()
     return library.flows.masked_autoregressive_flow(
         key,
@@ -197,17 +198,17 @@ def _new_flow(shape: FlowShape, key):
 
 
 @functools.lru_cache(maxsize=8)
-def _skeleton(shape: FlowShape):
+def _skeleton(shape: FlowShape) -> tuple[Any, Any]:
     """Return the structure of a flow's arrays, and everything in it that is not an array."""
     arrays, rest = eqx.partition(_new_flow(shape, jr.key(0)), eqx.is_array)
     return jax.tree.structure(arrays), rest
 
 
 @eqx.filter_jit
-def _log_prob(flow, points):
+def _log_prob(flow: Any, points: Float[AnyArray, "n d"]) -> Float[Array, " n"]:
     return flow.log_prob(points)
 
 
 @eqx.filter_jit
-def _draw(flow, count: int, key):
+def _draw(flow: Any, count: int, key: Key[Array, ""]) -> Float[Array, "n d"]:
     return flow.sample(key, (count,))

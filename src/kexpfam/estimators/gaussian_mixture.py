@@ -1,6 +1,7 @@
 """A mixture of normals by expectation maximisation, its size and shape chosen on held-out points, behind the library's face."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import equinox as eqx
 import numpy as np
@@ -9,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import FEWEST_ROWS, DensityEstimator, key_from
+from kexpfam.estimators.base import FEWEST_ROWS, DensityEstimator, Seed, key_from
 from kexpfam.fit.bases import best_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import AbstractDiagnosis
@@ -73,17 +74,17 @@ class GaussianMixtureDensity(DensityEstimator):
 
     _stored = ("density_", "_training")
 
-    def __init__(self, *, random_state=None):
+    def __init__(self, *, random_state: Seed = None) -> None:
         self.random_state = random_state
 
-    def _fit(self, X: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         check_columns(X, self._names)
         scaling = Scaling.plain(X)
         self._training = points = scaling.to_model(X)
         self.density_ = ScaledMixture(best_mixture(points, seed=seed_from(key_from(self.random_state))), scaling)
         return self
 
-    def diagnose(self, random_state=0) -> MixtureDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
         """Return the size of the mixture; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.mixture.log_weights)

@@ -1,7 +1,7 @@
 """Kernel density estimation: scikit-learn's, with its bandwidth chosen by cross-validation, behind the library's face."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import equinox as eqx
 import numpy as np
@@ -10,12 +10,16 @@ from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
+from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import DensityEstimator, key_from
+from kexpfam.estimators.base import DensityEstimator, Seed, key_from
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.calibration import Calibration
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.progress import Listener
+
+if TYPE_CHECKING:
+    import sklearn.neighbors
 
 __all__ = ["GridSearch", "KernelDensity", "KernelMixture", "SearchDiagnosis", "deal", "held_out_losses"]
 
@@ -90,7 +94,7 @@ class KernelMixture(eqx.Module):
         """Return draws."""
         return self.scaling.to_data(self._kernels().sample(count, random_state=seed_from(key)))
 
-    def _kernels(self):
+    def _kernels(self) -> "sklearn.neighbors.KernelDensity":
         import sklearn.neighbors  # slow to import
 
         return sklearn.neighbors.KernelDensity(bandwidth=self.bandwidth).fit(self.points)
@@ -127,11 +131,11 @@ class KernelDensity(DensityEstimator):
 
     _stored = ("density_", "_training", "selection_")
 
-    def __init__(self, *, bandwidth=None, random_state=None):
+    def __init__(self, *, bandwidth: float | None = None, random_state: Seed = None) -> None:
         self.bandwidth = bandwidth
         self.random_state = random_state
 
-    def _fit(self, X: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         bandwidths = grid_of("bandwidth", self.bandwidth, BANDWIDTHS)
         check_columns(X, self._names)
         rng, scaling = np.random.default_rng(seed_from(key_from(self.random_state))), Scaling.plain(X)
@@ -140,7 +144,7 @@ class KernelDensity(DensityEstimator):
         self.density_ = KernelMixture(points, self.selection_.chosen["bandwidth"], scaling)
         return self
 
-    def diagnose(self, random_state=0) -> SearchDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> SearchDiagnosis:
         """Return how the bandwidth was chosen; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         return SearchDiagnosis.of(self.selection_)
@@ -161,7 +165,7 @@ def held_out_losses(points: np.ndarray, bandwidths: np.ndarray, rng: np.random.G
     return -total / len(held)
 
 
-def log_volume(width, dims: int):
+def log_volume(width: float | np.ndarray, dims: int) -> AnyArray:
     """Return the log of the integral of ``exp(-|x|^2 / (2 width^2))``."""
     return dims * (np.log(width) + 0.5 * np.log(2.0 * np.pi))
 
@@ -177,7 +181,7 @@ def chunks(rows: np.ndarray, numbers_per_row: int) -> list[np.ndarray]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def grid_of(name: str, value, grid: np.ndarray) -> np.ndarray:
+def grid_of(name: str, value: Any, grid: np.ndarray) -> np.ndarray:
     """Return the grid, or the one value that the user has set, once it is known to make sense."""
     if value is None:
         return grid

@@ -9,6 +9,7 @@ from jaxtyping import Array, Key
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr, ndtri
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.kernel_density import chunks, log_volume
 from kexpfam.fit.bases import TAIL_WIDTH
@@ -42,7 +43,7 @@ class KernelWeights(AbstractWeights):
     heights: np.ndarray
     width: float
 
-    def at_squares(self, squares):
+    def at_squares(self, squares: np.ndarray) -> np.ndarray:
         return safe_log(self.heights) - 0.5 * squares / self.width**2
 
 
@@ -52,7 +53,7 @@ class NeighbourWeights(AbstractWeights):
     points: np.ndarray
     radius: float
 
-    def at_squares(self, squares):
+    def at_squares(self, squares: np.ndarray) -> np.ndarray:
         reach = np.maximum(self.radius**2, squares.min(axis=1, keepdims=True))
         return np.where(squares <= reach, 0.0, -np.inf)
 
@@ -152,7 +153,7 @@ class ConditionalMixture(eqx.Module):
             yield rows, np.concatenate([log_weights + log_rest, np.full((len(rows), 1), log_share)], axis=1)
 
 
-def safe_log(values):
+def safe_log(values: float | np.ndarray) -> AnyArray:
     """Return logarithms, those of 0 included."""
     with np.errstate(divide="ignore"):
         return np.log(values)

@@ -2,11 +2,12 @@
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import equinox as eqx
 import jax.random as jr
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
@@ -15,6 +16,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import (
     DensityEstimator,
+    Seed,
     check_scale,
     key_from,
     keys_from,
@@ -88,7 +90,9 @@ class ScoreSelection(eqx.Module):
     trials: list[ScoreTrial]
 
 
-def trials_of(condition_lengthscale, lengthscale: float, penalties: np.ndarray, table: np.ndarray) -> list[ScoreTrial]:
+def trials_of(
+    condition_lengthscale: np.ndarray, lengthscale: float, penalties: np.ndarray, table: np.ndarray
+) -> list[ScoreTrial]:
     """Return one trial per penalty from a table of losses, (folds or rows, penalties)."""
     scales, errors = tuple(map(float, condition_lengthscale)), table.std(0) / np.sqrt(len(table))
     numbers = zip(penalties.tolist(), table.mean(0).tolist(), errors.tolist(), strict=True)
@@ -179,15 +183,15 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def __init__(
         self,
         *,
-        variant="nystrom",
-        lengthscale=None,
-        rkhs_penalty=None,
-        n_centres=None,
-        base="mixture",
-        normaliser="auto",
-        random_state=None,
-        progress=False,
-    ):
+        variant: str = "nystrom",
+        lengthscale: ArrayLike | None = None,
+        rkhs_penalty: float | None = None,
+        n_centres: int | None = None,
+        base: str | AbstractMeasure = "mixture",
+        normaliser: str = "auto",
+        random_state: Seed = None,
+        progress: bool | Listener = False,
+    ) -> None:
         self.variant = variant
         self.lengthscale = lengthscale
         self.rkhs_penalty = rkhs_penalty
@@ -197,7 +201,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         self.random_state = random_state
         self.progress = progress
 
-    def _fit(self, X: np.ndarray, listener: Listener | None):
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         self._check_settings(*X.shape)
         check_columns(X, self._names)
         seed_key, partition_key = keys_from(self.random_state, 2)
@@ -214,7 +218,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
-    def sample(self, n_samples=1, random_state=None, *, refine=0):
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
         """Return draws of shape (n_samples, n_features), each from a chain of HMC of its own.
 
         ``refine=0`` starts the chains at training points, as users of score matching do: between modes that no chain
@@ -234,7 +238,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
         return self.density_.scaling.to_data(draws)
 
-    def diagnose(self, random_state=0, *, settings=None) -> ScoreMatchingDiagnosis:
+    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> ScoreMatchingDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
@@ -267,7 +271,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
                 "most it takes on: use variant='nystrom'."
             )
 
-    def _basis(self, points: np.ndarray, lengthscale, count: int, seed: int) -> Basis:
+    def _basis(self, points: np.ndarray, lengthscale: np.ndarray, count: int, seed: int) -> Basis:
         build = Basis.of_values if self.variant == "lite" else Basis.of_derivatives
         distinct = np.unique(points, axis=0)
         return build(Gaussian(lengthscale), distinct[spread_rows(distinct, count, seed=seed)])

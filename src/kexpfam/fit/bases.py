@@ -2,17 +2,32 @@
 
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kexpfam.model.measures import COVARIANCE_FLOOR, AbstractMeasure, Box, Gaussian, Mixture
 
-__all__ = ["BASES", "best_mixture", "fit_base", "fit_mixture", "held_out_split", "optimism", "tailed_gaussian"]
+if TYPE_CHECKING:
+    from sklearn.mixture import GaussianMixture
+
+__all__ = [
+    "BASES",
+    "MixtureShape",
+    "best_mixture",
+    "best_shape",
+    "fit_base",
+    "fit_mixture",
+    "held_out_split",
+    "mixture_held_out",
+    "optimism",
+    "tailed_gaussian",
+]
 
 # A share of a base for conditional densities is this much wider than the rest: far targets are improbable, not impossible.
 TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0
 # Numbers of components that are tried, from small to large; each component needs so many rows.
-COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32), 5
+COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32, 64), 5
 EM_STEPS = 60
 
 
@@ -29,20 +44,27 @@ def held_out_split(points: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.nda
     return points[order[len(points) // 5 :]], points[order[: len(points) // 5]]
 
 
-def fit_mixture(points: np.ndarray, *, components: int, diagonal: bool, seed: int) -> Mixture:
+class MixtureShape(NamedTuple):
+    """How many components a mixture has, and whether their covariances are diagonal."""
+
+    components: int
+    diagonal: bool
+
+
+def fit_mixture(points: np.ndarray, shape: MixtureShape, *, seed: int) -> Mixture:
     """Return the maximum-likelihood mixture, by scikit-learn's EM."""
-    model = _expectation_maximisation(points, components, diagonal, seed)
-    if diagonal:
+    model = _expectation_maximisation(points, *shape, seed)
+    if shape.diagonal:
         choleskys = np.sqrt(model.covariances_)[:, :, None] * np.eye(points.shape[1])
     else:
         choleskys = np.linalg.cholesky(model.covariances_)
     return Mixture.of(np.log(model.weights_), model.means_, choleskys)
 
 
-def best_mixture(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> Mixture:
-    """Return the mixture whose size and covariance type do best on a held-out fifth of the points, refitted to all."""
+def best_shape(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> MixtureShape:
+    """Return the size and covariance type of the mixture that does best on a held-out fifth of the points."""
     training, held_out = held_out_split(points, seed=seed)
-    best_score, best = -np.inf, (1, True)
+    best_score, best = -np.inf, MixtureShape(1, True)
     for diagonal in (False, True):
         worse, top = 0, -np.inf
         for components in counts:
@@ -51,8 +73,21 @@ def best_mixture(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: 
             score = _expectation_maximisation(training, components, diagonal, seed).score(held_out)
             worse, top = (0, score) if score > top else (worse + 1, top)
             if score > best_score:
-                best_score, best = score, (components, diagonal)
-    return fit_mixture(points, components=best[0], diagonal=best[1], seed=seed)
+                best_score, best = score, MixtureShape(components, diagonal)
+    return best
+
+
+def best_mixture(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> Mixture:
+    """Return the mixture of the best shape, fitted to all points."""
+    return fit_mixture(points, best_shape(points, counts=counts, seed=seed), seed=seed)
+
+
+def mixture_held_out(points: np.ndarray, shape: MixtureShape, parts: list[np.ndarray], *, seed: int) -> np.ndarray:
+    """Return the log density of each point under a mixture fitted to the points outside its part; NaN where it has none."""
+    scores = np.full(len(points), np.nan)
+    for rows in parts:
+        scores[rows] = fit_mixture(np.delete(points, rows, axis=0), shape, seed=seed).log_densities(points[rows])
+    return scores
 
 
 BASES: dict[str, Callable[[np.ndarray, int], AbstractMeasure]] = {
@@ -76,7 +111,7 @@ def optimism(kind: str, data: np.ndarray, *, seed: int) -> float:
     return float(base.log_densities(training).mean() - base.log_densities(held_out).mean())
 
 
-def _expectation_maximisation(points: np.ndarray, components: int, diagonal: bool, seed: int):
+def _expectation_maximisation(points: np.ndarray, components: int, diagonal: bool, seed: int) -> "GaussianMixture":
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture  # slow to import
     from threadpoolctl import threadpool_limits

@@ -15,14 +15,15 @@ import scipy.linalg
 from jaxtyping import Array, Key
 from threadpoolctl import threadpool_limits
 
-from kexpfam.data.sample import distinct_conditions
+from kexpfam.data.sample import AnyArray, distinct_conditions
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
-from kexpfam.fit.problem import Problem, Solution, Solver, Status
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status
 from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
+from kexpfam.progress import Listener
 
 __all__ = [
     "Convex",
@@ -99,10 +100,10 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     squared Newton decrement bounds the distance to the optimum in nats. Equation ledger: ``KEF-MLE``.
     """
 
-    def evaluate(weights):
+    def evaluate(weights: np.ndarray) -> tuple[float, NodeMasses]:
         return objective(problem, penalty, weights)
 
-    def direction(weights, state):
+    def direction(weights: np.ndarray, state: NodeMasses) -> tuple[np.ndarray, float, tuple]:
         means, gradient = moments(problem, penalty, weights, state.probabilities)
         hessian = information(problem, covariances(problem, state.probabilities, means), problem.shares)
         hessian.flat[:: weights.size + 1] += penalty
@@ -263,7 +264,7 @@ def shortfall(problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: in
     return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
 
 
-def polish(problem: Problem, nodes: Nodes, weights, *, near: bool) -> tuple[np.ndarray, dict[str, float]]:
+def polish(problem: Problem, nodes: Nodes, weights: AnyArray, *, near: bool) -> tuple[np.ndarray, dict[str, float]]:
     """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached.
 
     From weights that are near it Newton's method starts there; otherwise it comes down from large penalties.
@@ -298,7 +299,7 @@ class Convex(Solver):
     knows_conditions: ClassVar[bool] = True
     uses_proposal: ClassVar[bool] = False
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.integral not in ("auto", "grid"):
             raise ValueError(f"integral must be 'auto' or 'grid', got {self.integral!r}.")
 
@@ -306,7 +307,9 @@ class Convex(Solver):
     def grid_only(self) -> bool:
         return self.integral == "grid"
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return the maximiser of the penalised likelihood, and the best sampler at hand."""
         require_grid(self, problem)
         # On a grid nothing is drawn, and no one waits for a program that splits keys.

@@ -5,6 +5,7 @@ convex problem, the sampler's noise is a law distilled from that density, and th
 there. ``polish`` replaces the f of the saddle point by the convex optimum.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -13,15 +14,17 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.loop import Run, run
-from kexpfam.fit.problem import Problem, Solution, Solver, Status, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
 from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem
 from kexpfam.model.density import Sampler
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.model.networks import Identity
+from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
+from kexpfam.progress import Listener
 
 __all__ = ["DDE", "begin", "finish", "pose"]
 
@@ -66,11 +69,13 @@ class DDE(Solver):
         *("sampler_gap", "effective_share", "f_gradient"),
     )
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         if self.steps is not None:
             check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
         weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key)
@@ -78,7 +83,7 @@ class DDE(Solver):
         saddle = self.saddle or (WARM if self.warm_start else COLD)
         state = saddle.init(posed, weights, key=init_key)
         watch = (lambda state: _snapshot(posed, saddle.answer(state), judge_key)) if self.snapshots else None
-        options = {"report": report, "checkpoint": checkpoint, "watch": watch, "stage": "saddle point"}
+        options: dict[str, Any] = {"report": report, "checkpoint": checkpoint, "watch": watch, "stage": "saddle point"}
         outcome = run(posed, saddle, state, steps=self._steps, key=run_key, **options)
         answer = saddle.answer(outcome.state)
         ends: dict[str, Any] = {"warm_start": self.warm_start, "polished": self.polish, "keys": (polish_key, judge_key)}
@@ -101,7 +106,15 @@ def begin(
 
 
 def finish(
-    problem: Problem, weights, transport, reference: AbstractMeasure, outcome: Run, *, warm_start: bool, polished: bool, keys
+    problem: Problem,
+    weights: AnyArray,
+    transport: AbstractTransport,
+    reference: AbstractMeasure,
+    outcome: Run,
+    *,
+    warm_start: bool,
+    polished: bool,
+    keys: Iterable[Key[Array, ""]],
 ) -> Solution:
     """Return the solution that a run of saddle steps led to; f is polished, and a warm start's transport judged, if asked."""
     polish_key, judge_key = keys
@@ -119,7 +132,9 @@ def finish(
     return Solution(problem.tilt(weights), sampler, status, outcome.trace, facts, outcome.watched)
 
 
-def _better_sampler(problem: Problem, weights, trained: Sampler, *, key) -> tuple[Sampler, dict[str, float]]:
+def _better_sampler(
+    problem: Problem, weights: AnyArray, trained: Sampler, *, key: Key[Array, ""]
+) -> tuple[Sampler, dict[str, float]]:
     """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
     plain = Sampler(trained.reference, Identity(), problem.base)
     row_key, draw_key = jr.split(key)
@@ -141,7 +156,7 @@ def pose(problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSp
 
 
 @eqx.filter_jit
-def _snapshot(problem: SaddleProblem, point: Point, key):
+def _snapshot(problem: SaddleProblem, point: Point, key: Key[Array, ""]) -> Float[Array, "b d"]:
     """Return sampler draws on noise that is the same at every step, in model units."""
     conditions = problem.sample.condition[jnp.arange(SNAPSHOT_DRAWS) % len(problem.sample)]
     return Sampler(problem.reference, point.transport, problem.base).draw(conditions, key=key)

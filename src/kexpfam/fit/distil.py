@@ -14,7 +14,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
-from kexpfam.fit.bases import fit_mixture
+from kexpfam.data.sample import AnyArray
+from kexpfam.fit.bases import MixtureShape, fit_mixture
 from kexpfam.fit.loop import optimiser, run, stepped
 from kexpfam.fit.problem import Problem, check_at_least
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
@@ -57,17 +58,19 @@ class Distillation(eqx.Module):
     draws_per_condition: int = 8
     nodes: int = 4096
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, *self.__dataclass_fields__)
 
 
-def distil(problem: Problem, weights, *, settings: Distillation | None = None, key: Key[Array, ""]) -> AbstractMeasure:
+def distil(
+    problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: Key[Array, ""]
+) -> AbstractMeasure:
     """Return a law close to ``p0 exp(f)``, under each condition if there are any."""
     settings = settings or Distillation()
     return (_distil_network if problem.conditional else _distil_mixture)(problem, np.asarray(weights), settings, key)
 
 
-def _distil_mixture(problem: Problem, weights, settings: Distillation, key) -> AbstractMeasure:
+def _distil_mixture(problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]) -> AbstractMeasure:
     """Return the nearest to the density of base, proposal and the mixtures distilled from it."""
     tilt, proposal, laws = problem.tilt(weights), problem.proposal, [problem.base, problem.proposal]
     diagonal = problem.sample.target.shape[1] > FULL_COVARIANCE_DIMS
@@ -77,7 +80,7 @@ def _distil_mixture(problem: Problem, weights, settings: Distillation, key) -> A
         log_ratio = tilt.values(nodes.points)
         seed = seed_from(seed_key)
         draws = resample(nodes, log_ratio, settings.draws, seed=seed)
-        proposal = fit_mixture(draws, components=settings.components, diagonal=diagonal, seed=seed)
+        proposal = fit_mixture(draws, MixtureShape(settings.components, diagonal), seed=seed)
         laws.append(proposal)
         if effective_share(nodes.log_weights + log_ratio) > GOOD_SHARE:
             break
@@ -92,7 +95,7 @@ def nearest(laws: list[AbstractMeasure], nodes: Nodes, log_ratio: np.ndarray) ->
     return max(laws, key=lambda law: float(masses[live] @ law.log_densities(nodes.points[live])))
 
 
-def _distil_network(problem: Problem, weights, settings: Distillation, key) -> MixtureNetwork:
+def _distil_network(problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]) -> MixtureNetwork:
     draw_key, start_key, run_key = jr.split(key, 3)
     draws = conditional_draws(problem, weights, settings, key=draw_key)
     shape = {"components": settings.network_components, "width": settings.width, "depth": settings.depth}
@@ -111,7 +114,7 @@ class Draws(NamedTuple):
     target: Float[np.ndarray, "n d"]
 
 
-def conditional_draws(problem: Problem, weights, settings: Distillation, *, key: Key[Array, ""]) -> Draws:
+def conditional_draws(problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]) -> Draws:
     """Return draws of the density under training conditions and conditions between them, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
     rng = np.random.default_rng(seed_from(seed_key))

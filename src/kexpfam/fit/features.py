@@ -40,7 +40,7 @@ class Features(eqx.Module):
     target_rank: int = 20
     floor: float = 1e-10
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "centres", "rows_per_feature", "target_rank")
         low, high = self.condition_rank
         if not 1 <= low <= high:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, ScalarLike
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener, Report
@@ -32,11 +33,11 @@ class Run(NamedTuple):
     watched: dict[str, np.ndarray]
 
 
-def scan(update, state, inputs):
+def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Any, Any]:
     """Scan ``update(state, input) -> (state, info)`` over inputs, with a state that holds functions besides arrays."""
     arrays, rest = eqx.partition(state, eqx.is_array)
 
-    def body(arrays, one):
+    def body(arrays: Any, one: Any) -> tuple[Any, Any]:
         new, info = update(eqx.combine(arrays, rest), one)
         return eqx.filter(new, eqx.is_array), info
 
@@ -45,15 +46,15 @@ def scan(update, state, inputs):
 
 
 @eqx.filter_jit
-def _chunk(problem, solver, state, key, length: int):
+def _chunk(problem: Any, solver: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(state.step + jnp.arange(length))
     return scan(lambda state, key: solver.step(problem, state, key=key), state, keys)
 
 
 def run(
     problem: Any,
-    solver,
-    state,
+    solver: Any,
+    state: Any,
     *,
     steps: int,
     key: Key[Array, ""],
@@ -61,7 +62,8 @@ def run(
     chunk: int = 25,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
-    watch: Callable[[Any], np.ndarray] | None = None,
+    watch: Callable[[Any], AnyArray] | None = None,
+    stop: Callable[[Any], bool] | None = None,
 ) -> Run:
     """Run the solver from ``state`` up to ``steps`` steps in all; the only loop over steps in the library.
 
@@ -89,6 +91,9 @@ def run(
                 watched[str(int(state.step))] = watch(state)
             if checkpoint is not None:
                 checkpoint.write(state)
+            if stop is not None and stop(state):
+                status = Status.CONVERGED
+                break
             if report is not None:
                 health = {name: float(series[-1]) for name, series in row.items()}
                 report(Report(stage, int(state.step), steps, health))
@@ -98,7 +103,7 @@ def run(
     return Run(state, status, {name: np.concatenate([row[name] for row in traces]) for name in names}, watched)
 
 
-def _flatten(health) -> dict[str, np.ndarray]:
+def _flatten(health: Any) -> dict[str, np.ndarray]:
     """Return the health record as flat named series; of a saddle point, its terms and their value among them."""
     flat = {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
     if hasattr(health, "terms"):
@@ -122,12 +127,12 @@ def optimiser(*, clip: float = 5.0, first: float = 0.9, second: float = 0.999) -
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam(b1=first, b2=second))
 
 
-def stepped(part, updates, rate):
+def stepped(part: Any, updates: Any, rate: ScalarLike) -> Any:
     """Return the player moved by ``rate`` times the updates, in its own precision."""
     return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))
 
 
-def averaged(old, new, share):
+def averaged(old: Any, new: Any, share: ScalarLike) -> Any:
     """Return the exponential moving average ``share * old + (1 - share) * new`` of two players."""
     mean = lambda a, b: (share * a + (1.0 - share) * b).astype(a.dtype) if eqx.is_inexact_array(a) else a
     return jax.tree.map(mean, old, new)

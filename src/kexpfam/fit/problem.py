@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.integrate.nodes import Integration, integration_nodes, uses_grid
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes
@@ -45,7 +45,7 @@ class Problem(eqx.Module):
         """Return whether its integrals are done on a grid."""
         return uses_grid(self.sample.target.shape[1], conditional=self.conditional, settings=self.integration)
 
-    def tilt(self, weights) -> Tilt:
+    def tilt(self, weights: AnyArray) -> Tilt:
         """Return the unnormalised density of f with these weights."""
         return Tilt(self.space, np.asarray(weights), self.base)
 

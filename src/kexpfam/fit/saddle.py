@@ -15,7 +15,7 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, optimiser, scan, stepped
 from kexpfam.fit.problem import check_at_least
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
@@ -114,7 +114,9 @@ def evaluate_nu(
     return nu(x, condition) + anchor(problem, x, condition)
 
 
-def carry(problem: SaddleProblem, transport: AbstractTransport, noise, condition) -> Float[Array, "b d"]:
+def carry(
+    problem: SaddleProblem, transport: AbstractTransport, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+) -> Float[Array, "b d"]:
     """Return the sampler's points: noise carried by the transport, folded onto the base's support."""
     return problem.base.fold(transport(noise, condition))
 
@@ -156,7 +158,7 @@ def saddle_terms(point: Point, problem: SaddleProblem, batch: Batch) -> SaddleTe
     )
 
 
-def player_gradient(problem: SaddleProblem, point: Point, batch: Batch, player: Callable):
+def player_gradient(problem: SaddleProblem, point: Point, batch: Batch, player: Callable) -> Any:
     """Return the gradient of the saddle value with respect to one player."""
     value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
     return eqx.filter_grad(value)(player(point))
@@ -202,7 +204,7 @@ class DoublyDual(eqx.Module):
     nu_depth: int = eqx.field(default=3, static=True)
     activation: str = eqx.field(default="silu", static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
@@ -258,7 +260,7 @@ class DoublyDual(eqx.Module):
         """Return the point that a run hands back: the players, the transport as its running mean."""
         return Point(state.point.f_weights, state.point.nu, state.averaged)
 
-    def _move_transport(self, problem, state, decay, batches):
+    def _move_transport(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batches: Batch) -> State:
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
         state, _ = scan(update, state, jax.tree.map(lambda rows: rows[:-1], batches))
         batch = jax.tree.map(lambda rows: rows[-1], batches)
@@ -268,13 +270,13 @@ class DoublyDual(eqx.Module):
         where = lambda s: (s.point.transport, s.transport_moments)
         return eqx.tree_at(where, state, (transport, moments))
 
-    def _move_nu(self, problem, state, decay, batch):
+    def _move_nu(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batch: Batch) -> State:
         gradient = player_gradient(problem, state.point, batch, lambda point: point.nu)
         updates, moments = self._optimiser.update(gradient, state.nu_moments)
         nu = stepped(state.point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
 
-    def _health(self, problem, point, batch, norm):
+    def _health(self, problem: SaddleProblem, point: Point, batch: Batch, norm: Float[Array, ""]) -> Health:
         # On the points that the gradient of f has just been taken at, so that it costs next to nothing.
         condition = batch.data.condition
         moved = carry(problem, point.transport, batch.noise, condition)

@@ -35,6 +35,7 @@ __all__ = [
     "Selection",
     "Settings",
     "Trial",
+    "contend",
     "reduced",
     "search",
 ]
@@ -99,7 +100,7 @@ class Search(eqx.Module):
     draws: int = 8192
     rounds: int = 4
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 2, "folds", "draws")
         check_at_least(self, 1, "repeats", "patience", "rounds", "rows", "conditional_rows")
         for name in ("penalties", "lengthscales", "condition_lengthscales", "widths", "relevance_factors", "fineness"):
@@ -134,12 +135,16 @@ class Trial(NamedTuple):
 
 
 class Selection(eqx.Module):
-    """The settings, the base they name, the best single trial (none if the user fixed everything), and every trial."""
+    """The settings, the base they name, the best single trial (none if the user fixed everything), and every trial.
+
+    ``held_out`` is, if asked for, the log density of each row under fits that did not see it; NaN where there was none.
+    """
 
     settings: Settings
     base: AbstractMeasure
     chosen: Trial | None
     trials: list[Trial]
+    held_out: np.ndarray | None = None
 
 
 class Fixed(NamedTuple):
@@ -179,7 +184,20 @@ class Context(NamedTuple):
 
 def search(scaled: dict[bool, Scaled], context: Context) -> Selection:
     """Return the settings for the training rows, given under each scaling that may be chosen."""
+    selection = contend(scaled, context, most_dims=None, held_out=False)
+    assert selection is not None, "without a limit on its coordinates a search always finds something"
+    return selection
+
+
+def contend(scaled: dict[bool, Scaled], context: Context, *, most_dims: int | None, held_out: bool = True) -> Selection | None:
+    """Return the settings and, where other models compete, the held-out scores to be compared with theirs.
+
+    With ``most_dims``, only models whose f depends on so few coordinates enter; there may be none.
+    """
     walks = {kind: _Walk(kind, scaled, context) for kind in _base_kinds(scaled, context)}
+    walks = {kind: walk for kind, walk in walks.items() if most_dims is None or len(walk.dims) <= most_dims}
+    if not walks:
+        return None
     first = next(iter(walks.values()))
     if len(walks) == 1 and first.settled:
         settings = first.settings(first.start(), float(context.fixed.rkhs_penalty or 0.0))
@@ -192,9 +210,10 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection:
         # A base has seen the points that the folds are scored on; what it gains by that is taken off.
         gain = optimism(kind, walk.data, seed=context.seed) if len(walks) > 1 else 0.0
         ranked.append((walk.best.score - gain, settings, walk))
-    _, settings, walk = max(ranked, key=lambda entry: entry[0])
+    score, settings, walk = max(ranked, key=lambda entry: entry[0])
+    rows = walk.held_out(settings, gain=walk.best.score - score) if held_out else None
     trials = [trial for walk in walks.values() for trial in walk.trials]
-    return Selection(settings, walk.base(settings, whole=True), walk.best, trials)
+    return Selection(settings, walk.base(settings, whole=True), walk.best, trials, rows)
 
 
 def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
@@ -216,7 +235,7 @@ class _Walk:
         rows = len(next(iter(scaled.values())).log_jacobian)
         conditional = next(iter(scaled.values())).sample.conditional
         most = self.options.conditional_rows if conditional else self.options.rows
-        chosen = np.sort(np.random.default_rng(context.seed).permutation(rows)[:most])
+        self.chosen = chosen = np.sort(np.random.default_rng(context.seed).permutation(rows)[:most])
         self.scaled = {power: Scaled(part.sample.rows(chosen), part.log_jacobian[chosen]) for power, part in scaled.items()}
         self.sample = next(iter(self.scaled.values())).sample
         self.trials: list[Trial] = []
@@ -320,7 +339,7 @@ class _Walk:
             return False
         return True
 
-    def _round(self, position, score, stride):
+    def _round(self, position: dict[str, int], score: float, stride: int) -> tuple[dict[str, int], float]:
         for axis, values in self.axes.items():
             step = stride if len(values) > 5 else 1
             for direction in (1, -1):
@@ -433,6 +452,12 @@ class _Walk:
         warm = [penalty for penalty in self.options.penalties if penalty > 3.0 * settings.rkhs_penalty]
         self.path(settings, (settings.rkhs_penalty,), approach=warm[-WARM_PENALTIES:])
         return self.row_scores[-1]
+
+    def held_out(self, settings: Settings, *, gain: float) -> np.ndarray:
+        """Return the score of each training row under fits without it, less what the base gains by having seen it."""
+        scores = np.full(len(self.data), np.nan)
+        scores[self.chosen] = self._rows(settings) - gain
+        return scores
 
     def base(self, settings: Settings, *, whole: bool = False) -> AbstractMeasure:
         """Return the base of the settings, fitted to the rows of the search or to all."""

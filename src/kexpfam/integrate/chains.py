@@ -3,7 +3,7 @@
 Every transition is BlackJAX's; here is only how many of them run side by side, under which condition and at which step size.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import blackjax
 import equinox as eqx
@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from blackjax.mcmc.hmc import HMCInfo, HMCState
 from blackjax.smc import resampling
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key, ScalarLike
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
 from kexpfam.model.density import Density, Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure
@@ -34,15 +36,17 @@ CANDIDATES_PER_DRAW, CANDIDATES_PER_CONDITION = 16, 4
 TUNING_CHAINS = 200
 
 
-def hmc_start(tilt: Tilt, starts: Float[Array, "b d"], condition: Float[Array, "b p"]):
+def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
     """Return the states of chains at their starts, one per condition."""
     return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(starts, condition)
 
 
-def hmc_step(tilt: Tilt, states, condition: Float[Array, "b p"], step_size, key: Key[Array, ""]):
+def hmc_step(
+    tilt: Tilt, states: HMCState, condition: Float[AnyArray, "b p"], step_size: ScalarLike, key: Key[Array, ""]
+) -> tuple[HMCState, HMCInfo]:
     """Return the states after one transition, and what BlackJAX says of it."""
 
-    def step(row_key, state, row_condition):
+    def step(row_key: Key[Array, ""], state: HMCState, row_condition: Float[Array, " p"]) -> tuple[HMCState, HMCInfo]:
         log_density = lambda x: tilt.log_unnormalised(x, row_condition)
         mass = jnp.ones(state.position.size)
         algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=LEAPFROG_STEPS)
@@ -66,7 +70,7 @@ def jump(tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], 
         tilt.base.log_density(target.position), proposal.log_density(target.position)
     )
 
-    def step(row_key, position, candidate):
+    def step(row_key: Key[Array, ""], position: Float[Array, " d"], candidate: Float[Array, " d"]) -> Float[Array, " d"]:
         algorithm = blackjax.irmh(log_density, lambda _: candidate, log_law)
         return algorithm.step(row_key, algorithm.init(position))[0].position
 
@@ -74,10 +78,12 @@ def jump(tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], 
 
 
 @eqx.filter_jit
-def tuned_step_size(tilt: Tilt, starts, condition, key):
+def tuned_step_size(
+    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: Key[Array, ""]
+) -> Float[Array, ""]:
     """Return the HMC step size whose mean acceptance over many chains is near its target (Robbins-Monro on its log)."""
 
-    def body(carry, inputs):
+    def body(carry: Any, inputs: Any) -> tuple[Any, None]:
         states, log_size = carry
         index, step_key = inputs
         states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), step_key)
@@ -90,7 +96,13 @@ def tuned_step_size(tilt: Tilt, starts, condition, key):
 
 
 @eqx.filter_jit
-def moved(tilt: Tilt, starts, condition, step_size, keys):
+def moved(
+    tilt: Tilt,
+    starts: Float[AnyArray, "b d"],
+    condition: Float[AnyArray, "b p"],
+    step_size: ScalarLike,
+    keys: Key[Array, " n"],
+) -> Float[Array, "b d"]:
     """Return the positions after one transition per key."""
     states, _ = jax.lax.scan(
         lambda states, key: (hmc_step(tilt, states, condition, step_size, key)[0], None),
@@ -131,8 +143,8 @@ def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[A
     )
     start = blackjax.smc.tempered.init(starts)._replace(tempering_param=jnp.asarray(0.0))
 
-    def body(carry, step_key):
-        def move(carry):
+    def body(carry: Any, step_key: Key[Array, ""]) -> tuple[Any, None]:
+        def move(carry: Any) -> Any:
             state, total = carry
             state, info = kernel(step_key, state, TEMPERING_MOVES, parameters)
             return state, total + info.log_likelihood_increment
@@ -187,7 +199,9 @@ def refined_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int
     return walked(tilt, starts, condition, steps, tune_key, move_key)
 
 
-def walked(tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key, move_key) -> np.ndarray:
+def walked(
+    tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key: Key[Array, ""], move_key: Key[Array, ""]
+) -> np.ndarray:
     """Return where chains of tuned HMC are after so many steps, each under its condition, in model units."""
     if steps == 0:
         return starts

@@ -57,7 +57,7 @@ class Integration(eqx.Module):
     smc_repeats: int = 4
     smc_stages: int = 60
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         for name in ("cells", "tail_cells", "conditional_cells"):
             if not all(isinstance(count, int) and count >= 1 for count in getattr(self, name)):
                 raise ValueError(f"{name} must be whole numbers of at least 1, got {getattr(self, name)!r}.")

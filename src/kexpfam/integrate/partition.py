@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
@@ -87,7 +87,7 @@ def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, "
 
 
 @eqx.filter_jit
-def _smc(tilt: Tilt, key, particles: int, stages: int):
+def _smc(tilt: Tilt, key: Key[Array, ""], particles: int, stages: int) -> Float[Array, ""]:
     from kexpfam.integrate.chains import tempered  # BlackJAX is slow to import
 
     particles_key, loop_key = jr.split(key)

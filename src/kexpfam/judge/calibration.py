@@ -1,6 +1,7 @@
 """Whether held-out targets look like draws of their predicted distributions: PIT, coverage, CRPS."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -52,7 +53,7 @@ class Calibration:
         ]
 
 
-def calibrate(density, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> Calibration:
+def calibrate(density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> Calibration:
     """Return the calibration of the density and its sampler on rows that it has not seen."""
     draw_key, seed_key = jr.split(key)
     rng = np.random.default_rng(seed_from(seed_key))

@@ -51,7 +51,7 @@ class Judgement(eqx.Module):
     good_effective_share: float = 0.3
     poor: float = 5.0
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 10, "draws", "certifying_draws")
         check_at_least(self, 0, "refine", "good_sampler_kl", "good_f_gap", "good_effective_share")
         check_at_least(self, 1, "poor")
@@ -189,7 +189,7 @@ def sampler_fit(density: Density, training: np.ndarray, count: int, *, key: Key[
     return SamplerFit(Estimate(float(log_ratio.mean()), error, float(count)), effective_share(-log_ratio), draws, conditions)
 
 
-def _sampler_mmd(density: Density, plain: np.ndarray, settings: Judgement, *, key) -> Distance:
+def _sampler_mmd(density: Density, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]) -> Distance:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 
     return mmd_squared(plain, refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key))

@@ -39,7 +39,7 @@ def mmd_squared(xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = N
     return Distance(float(value), float(error))
 
 
-def _kernel_sums(xs, ys, lengthscale, rows_per_chunk):
+def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows_per_chunk: int) -> tuple[float, float]:
     total = squares = 0.0
     ys = ys / lengthscale
     norms = np.sum(ys**2, 1)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
+from kexpfam.model.distributions import AbstractDensity, Distributions
 from kexpfam.model.measures import (
     AbstractMeasure,
     Cells,
@@ -123,11 +124,11 @@ class TiltedCells(ConditionalMeasure):
         features = tilt.space.target.node_matrix(nodes)
         return cls(tilt.space, np.asarray(tilt.weights), nodes.log_weights, features, nodes.edges)
 
-    def given(self, condition):
+    def given(self, condition: Float[AnyArray, " p"]) -> Cells:
         coefficients = self.space.coefficients(self.weights, condition[None])[0]
         return Cells(jax.nn.log_softmax(self.log_weights + self.node_features @ coefficients), self.edges)
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         return np.array([edge[0] for edge in self.edges]), np.array([edge[-1] for edge in self.edges])
 
 
@@ -176,8 +177,8 @@ class Sampler(eqx.Module):
         """
         with double_precision():
             points, log_density, signs = _draw_with_density(self, condition, key)
-        signs = np.asarray(signs)
-        return WeightedDraws(np.asarray(points), np.asarray(log_density), bool(signs.min() < 0.0 < signs.max()))
+        folds = bool(np.min(signs) < 0.0 < np.max(signs))
+        return WeightedDraws(np.asarray(points), np.asarray(log_density), folds)
 
 
 class Inputs(eqx.Module):
@@ -216,7 +217,7 @@ class Completion(eqx.Module):
             return np.asarray(_complete(self, values, key))
 
 
-class Density(eqx.Module):
+class Density(AbstractDensity):
     """``p(y | x) = p0(y) exp(f(y | x) - log Z(x))`` with a sampler, in the units that the scalings lead back to.
 
     ``tilt`` and ``sampler`` live in the coordinates that f depends on; ``completion`` adds the others, if there are any.
@@ -277,48 +278,10 @@ class Density(eqx.Module):
         points = self.scaling.to_data(self._nodes().points)
         return np.concatenate([masses @ points for masses in self.probabilities(X)])
 
-    def cdf(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        """Return ``P(Y <= y | x)`` of each row, for targets of one dimension."""
-        z, edges = self.scaling.to_model(targets)[:, 0], self._edges()
-        place = np.clip(np.searchsorted(edges, z, side="right") - 1, 0, len(edges) - 2)
-        share = np.clip((z - edges[place]) / (edges[place + 1] - edges[place]), 0.0, 1.0)
-        levels, start = [], 0
-        for masses in self.probabilities(X):
-            masses = masses if self.conditional else np.broadcast_to(masses, (len(z), masses.shape[1]))
-            rows = np.arange(len(masses))
-            here = place[start : start + len(masses)]
-            below = np.cumsum(masses, axis=1) - masses
-            levels.append(below[rows, here] + share[start : start + len(masses)] * masses[rows, here])
-            start += len(masses)
-        return np.clip(np.concatenate(levels), 0.0, 1.0)
-
-    def quantile(self, levels: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        """Return the quantiles at each level, (rows, levels), for targets of one dimension."""
-        edges, found = self._edges(), []
-        for masses in self.probabilities(X):
-            rows, cumulative = np.arange(len(masses)), np.cumsum(masses, axis=1)
-            columns = []
-            for level in levels:
-                place = np.minimum((cumulative < level).sum(axis=1), masses.shape[1] - 1)
-                mass = masses[rows, place]
-                inside = (level - (cumulative[rows, place] - mass)) / np.where(mass > 0.0, mass, 1.0)
-                columns.append(edges[place] + np.clip(inside, 0.0, 1.0) * (edges[place + 1] - edges[place]))
-            found.append(np.stack(columns, 1))
-        z = np.concatenate(found)
-        return self.scaling.to_data(z.reshape(-1, 1)).reshape(z.shape)
-
-    def crps(self, targets: np.ndarray, X: np.ndarray) -> np.ndarray:
-        """Return the continuous ranked probability score of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
         edges = self.scaling.to_data(self._edges()[:, None])[:, 0]
-        widths, scores, start = np.diff(edges), [], 0
-        for masses in self.probabilities(X):
-            y = targets[start : start + len(masses)]
-            middle = np.cumsum(masses, axis=1) - 0.5 * masses
-            beyond = np.clip((edges[1:] - y) / widths, 0.0, 1.0)
-            outside = np.maximum(edges[0] - y[:, 0], 0.0) + np.maximum(y[:, 0] - edges[-1], 0.0)
-            scores.append((beyond * (middle - 1.0) ** 2 + (1.0 - beyond) * middle**2) @ widths + outside)
-            start += len(masses)
-        return np.concatenate(scores)
+        masses = np.concatenate(list(self.probabilities(X)))
+        return Distributions.of_cells(np.broadcast_to(edges, (len(masses), len(edges))), masses)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws of the sampler: (count, dimensions), or under conditions (rows, count, dimensions).
@@ -372,7 +335,9 @@ class Density(eqx.Module):
 
 
 @eqx.filter_jit
-def _draw_with_density(sampler: Sampler, condition, key):
+def _draw_with_density(
+    sampler: Sampler, condition: Float[AnyArray, "b p"], key: Key[Array, ""]
+) -> tuple[Float[Array, "b d"], Float[Array, " b"], Float[Array, " b"]]:
     noise = draw_each(sampler.reference, condition, key=key)
     move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
     signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(noise, condition)
@@ -381,17 +346,19 @@ def _draw_with_density(sampler: Sampler, condition, key):
 
 
 @eqx.filter_jit
-def _complete(completion: Completion, values, key):
+def _complete(completion: Completion, values: Float[AnyArray, "b s"], key: Key[Array, ""]) -> Float[Array, "b d"]:
     return completion.base.completed(completion.dims, values, key=key)
 
 
 @eqx.filter_jit
-def _draw(sampler: Sampler, count: int, key):
+def _draw(sampler: Sampler, count: int, key: Key[Array, ""]) -> Float[Array, "b d"]:
     return sampler.draw(jnp.zeros((count, 0)), key=key)
 
 
 @eqx.filter_jit
-def _draw_several(sampler: Sampler, condition, count: int, key):
+def _draw_several(
+    sampler: Sampler, condition: Float[AnyArray, "b p"], count: int, key: Key[Array, ""]
+) -> Float[Array, "b n d"]:
     return sampler.draw_several(condition, count, key=key)
 
 

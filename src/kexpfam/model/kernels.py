@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
+from numpy.typing import ArrayLike
 
 from kexpfam.data.sample import AnyArray
 
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 
-def _as_array(lengthscale) -> Float[AnyArray, "..."]:
+def _as_array(lengthscale: ArrayLike) -> Float[AnyArray, "..."]:
     """Return the length scale as an array: a NumPy one, unless it is traced or already JAX's."""
     return lengthscale if isinstance(lengthscale, jax.Array) else np.asarray(lengthscale, float)
 
@@ -44,7 +45,7 @@ class AbstractKernel(eqx.Module):
     """A positive-definite kernel with ``k(x, x) = 1`` unless it says otherwise, written for one pair of points."""
 
     @abc.abstractmethod
-    def __call__(self, x: Float[Array, " d"], z: Float[Array, " d"]) -> Float[Array, ""]:
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         """Return ``k(x, z)``."""
 
     def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[AnyArray, "n m"]:
@@ -59,10 +60,10 @@ class AbstractKernel(eqx.Module):
 class Linear(AbstractKernel):
     """``x . z``: the kernel of exponential tilting, used where a closed form is wanted."""
 
-    def __call__(self, x, z):
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return x @ z
 
-    def gram(self, xs, zs):
+    def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[AnyArray, "n m"]:
         return xs @ zs.T
 
 
@@ -80,22 +81,22 @@ class AbstractRadial(AbstractStationary):
     """A stationary kernel of the squared scaled distance alone."""
 
     @abc.abstractmethod
-    def profile(self, squared: Float[Array, "..."]) -> Float[Array, "..."]:
+    def profile(self, squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         """Return the kernel at squared scaled distance ``squared``, which rounding may bring just below 0."""
 
     @abc.abstractmethod
     def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
         """Draw s of the scale mixture ``w = s * normal`` that is the spectral measure at length scale 1."""
 
-    def __call__(self, x, z):
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return self.profile(jnp.sum(jnp.square((x - z) / self.lengthscale)))
 
-    def gram(self, xs, zs):
+    def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[AnyArray, "n m"]:
         # |x|^2 + |z|^2 - 2 x.z costs one matrix product instead of an n x m x d array; a profile takes its rounding below 0.
         xs, zs = xs / self.lengthscale, zs / self.lengthscale
         return self.profile((xs**2).sum(1)[:, None] + (zs**2).sum(1) - 2.0 * xs @ zs.T)
 
-    def frequencies(self, count, dim, *, key):
+    def frequencies(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[Array, "count dim"]:
         scale_key, normal_key = jr.split(key)
         scales = self.spectral_scales(count, key=scale_key)
         return scales[:, None] * jr.normal(normal_key, (count, dim)) / self.lengthscale
@@ -106,13 +107,13 @@ class Gaussian(AbstractRadial):
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
 
-    def profile(self, squared):
+    def profile(self, squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         return squared.__array_namespace__().exp(-0.5 * squared)
 
-    def along(self, dim):
+    def along(self, dim: int) -> AbstractKernel:
         return Gaussian(self.lengthscale if self.lengthscale.ndim == 0 else self.lengthscale[dim])
 
-    def spectral_scales(self, count, *, key):
+    def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
         return jnp.ones(count)
 
 
@@ -121,11 +122,11 @@ class Matern32(AbstractRadial):
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
 
-    def profile(self, squared):
+    def profile(self, squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         r = 3.0**0.5 * safe_root(squared)
         return (1.0 + r) * squared.__array_namespace__().exp(-r)
 
-    def spectral_scales(self, count, *, key):
+    def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
         return student_scales(3.0, count, key=key)
 
 
@@ -134,11 +135,11 @@ class Matern52(AbstractRadial):
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
 
-    def profile(self, squared):
+    def profile(self, squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         r = 5.0**0.5 * safe_root(squared)
         return (1.0 + r + r**2 / 3.0) * squared.__array_namespace__().exp(-r)
 
-    def spectral_scales(self, count, *, key):
+    def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
         return student_scales(5.0, count, key=key)
 
 
@@ -147,10 +148,10 @@ class InverseMultiquadric(AbstractRadial):
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
 
-    def profile(self, squared):
+    def profile(self, squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
         return (1.0 + squared) ** -0.5
 
-    def spectral_scales(self, count, *, key):
+    def spectral_scales(self, count: int, *, key: Key[Array, ""]) -> Float[Array, " count"]:
         # (1 + r^2)^(-1/2) = E[exp(-t r^2)] with t ~ Gamma(1/2), and exp(-t r^2) has normal frequencies of variance 2t.
         return jnp.sqrt(2.0 * jr.gamma(key, 0.5, (count,)))
 
@@ -160,18 +161,19 @@ class Laplace(AbstractStationary):
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
 
-    def __call__(self, x, z):
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return jnp.exp(-jnp.sum(jnp.abs((x - z) / self.lengthscale)))
 
-    def gram(self, xs, zs):
+    def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[AnyArray, "n m"]:
         # One coordinate at a time, so that memory is n x m whatever their number.
         xp, xs, zs = xs.__array_namespace__(), xs / self.lengthscale, zs / self.lengthscale
-        return xp.exp(-sum(xp.abs(xs[:, j, None] - zs[:, j]) for j in range(xs.shape[1])))
+        none = xp.zeros((xs.shape[0], zs.shape[0]), dtype=xs.dtype)
+        return xp.exp(-sum((xp.abs(xs[:, j, None] - zs[:, j]) for j in range(xs.shape[1])), none))
 
-    def along(self, dim):
+    def along(self, dim: int) -> AbstractKernel:
         return Laplace(self.lengthscale if self.lengthscale.ndim == 0 else self.lengthscale[dim])
 
-    def frequencies(self, count, dim, *, key):
+    def frequencies(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[Array, "count dim"]:
         return jr.cauchy(key, (count, dim)) / self.lengthscale
 
 
@@ -184,7 +186,7 @@ KERNELS: dict[str, type[AbstractStationary]] = {
 }
 
 
-def safe_root(squared):
+def safe_root(squared: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """Return the square root with derivative 0, not NaN, at 0 (the Matérn profiles are flat there)."""
     xp, positive = squared.__array_namespace__(), squared > 0.0
     return xp.where(positive, xp.sqrt(xp.where(positive, squared, 1.0)), 0.0)

@@ -7,6 +7,7 @@ those, both in closed form: a function f of few coordinates is fitted, normalise
 """
 
 import abc
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -93,7 +94,7 @@ class AbstractMeasure(eqx.Module):
     def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         """Draw ``count`` points."""
 
-    def marginal(self, dims) -> "AbstractMeasure":
+    def marginal(self, dims: Sequence[int] | AnyArray) -> "AbstractMeasure":
         """Return the law of the coordinates ``dims``."""
         raise TypeError(f"a {type(self).__name__} does not know its marginals.")
 
@@ -143,21 +144,21 @@ class Gaussian(AbstractMeasure):
         covariance = np.cov(points, rowvar=False).reshape(dim, dim) + COVARIANCE_FLOOR * np.eye(dim)
         return cls(points.mean(0), width * np.linalg.cholesky(covariance))
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self._as_mixture().log_density(x)
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         noise = jr.normal(key, (count, self.mean.size), self.mean.dtype)
         return self.mean + noise @ self.cholesky.T
 
-    def marginal(self, dims):
+    def marginal(self, dims: Sequence[int] | AnyArray) -> "Gaussian":
         xp, rows = self.mean.__array_namespace__(), self.cholesky[np.asarray(dims)]
         return Gaussian(self.mean[np.asarray(dims)], xp.linalg.cholesky(rows @ rows.T))
 
-    def completed(self, dims, values, *, key):
+    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
         return self._as_mixture().completed(dims, values, key=key)
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         deviation = np.sqrt(np.sum(np.asarray(self.cholesky) ** 2, 1))
         return np.asarray(self.mean) - spread * deviation, np.asarray(self.mean) + spread * deviation
 
@@ -171,16 +172,16 @@ class StandardNormal(AbstractMeasure):
 
     dim: int = eqx.field(static=True)
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return -0.5 * ((x**2).sum(-1) + self.dim * LOG_TWO_PI)
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         return jr.normal(key, (count, self.dim), jnp.float32)
 
-    def marginal(self, dims):
+    def marginal(self, dims: Sequence[int] | AnyArray) -> "StandardNormal":
         return StandardNormal(len(dims))
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         return np.full(self.dim, -spread), np.full(self.dim, spread)
 
 
@@ -197,25 +198,25 @@ class Box(AbstractMeasure):
         margin = padding * (high - low)
         return cls(low - margin, high + margin)
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         xp = x.__array_namespace__()
         inside = xp.all((x >= self.low) & (x <= self.high), axis=-1)
         return xp.where(inside, -xp.sum(xp.log(xp.asarray(self.high - self.low))), -xp.inf)
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         unit = jr.uniform(key, (count, self.low.size), self.low.dtype)
         return self.low + (self.high - self.low) * unit
 
-    def marginal(self, dims):
+    def marginal(self, dims: Sequence[int] | AnyArray) -> "Box":
         return Box(self.low[np.asarray(dims)], self.high[np.asarray(dims)])
 
-    def completed(self, dims, values, *, key):
+    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
         return self.sample(values.shape[0], key=key).at[:, jnp.asarray(dims)].set(values)
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(self.low), np.asarray(self.high)
 
-    def fold(self, x):
+    def fold(self, x: Float[AnyArray, "... d"]) -> Float[AnyArray, "... d"]:
         # Reflection at the walls: continuous, measure-preserving, and the identity inside.
         xp, width = x.__array_namespace__(), self.high - self.low
         phase = (x - self.low) % (2.0 * width)
@@ -232,11 +233,13 @@ class Mixture(AbstractMeasure):
     whiteners: Float[AnyArray, "k d d"]
 
     @classmethod
-    def of(cls, log_weights, means, choleskys) -> "Mixture":
+    def of(
+        cls, log_weights: Float[AnyArray, " k"], means: Float[AnyArray, "k d"], choleskys: Float[AnyArray, "k d d"]
+    ) -> "Mixture":
         """Return the mixture with these factors."""
         return cls(log_weights, means, choleskys, choleskys.__array_namespace__().linalg.inv(choleskys))
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         xp = x.__array_namespace__()
         # whitener_k (x - mean_k) for all k by one product: (n, d) x (d, k d).
         whiteners, means = xp.asarray(self.whiteners), xp.asarray(self.means)
@@ -248,10 +251,10 @@ class Mixture(AbstractMeasure):
         return exponents[..., 0] if components == 1 else logsumexp(exponents)
 
     @property
-    def _numbers_per_row(self):
+    def _numbers_per_row(self) -> int:
         return 3 * self.means.size
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         component_key, noise_key = jr.split(key)
         # By inversion: one random number per draw, where jr.categorical takes one per draw and component.
         heights = jnp.cumsum(jax.nn.softmax(jnp.asarray(self.log_weights)))
@@ -260,11 +263,11 @@ class Mixture(AbstractMeasure):
         noise = jr.normal(noise_key, (count, self.means.shape[1]), self.means.dtype)
         return jnp.asarray(self.means)[component] + jnp.einsum("nij,nj->ni", jnp.asarray(self.choleskys)[component], noise)
 
-    def marginal(self, dims):
+    def marginal(self, dims: Sequence[int] | AnyArray) -> "Mixture":
         xp, rows = self.means.__array_namespace__(), self.choleskys[:, np.asarray(dims), :]
         return Mixture.of(self.log_weights, self.means[:, np.asarray(dims)], xp.linalg.cholesky(rows @ rows.mT))
 
-    def completed(self, dims, values, *, key):
+    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
         # The known coordinates first: then they are the condition of a joint mixture.
         order = np.asarray([*dims, *(j for j in range(self.means.shape[1]) if j not in dims)])
         joint = JointMixture(self.marginal(order), len(dims))
@@ -272,7 +275,7 @@ class Mixture(AbstractMeasure):
         rest = jax.vmap(lambda value, row_key: joint.given(value).sample(1, key=row_key)[0])(values, keys)
         return jnp.concatenate([values, rest], 1)[:, np.argsort(order)]
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         means, deviation = np.asarray(self.means), np.sqrt(np.sum(np.asarray(self.choleskys) ** 2, 2))
         return (means - spread * deviation).min(0), (means + spread * deviation).max(0)
 
@@ -280,10 +283,10 @@ class Mixture(AbstractMeasure):
 class ConditionalMeasure(AbstractMeasure):
     """A law that exists under a condition only: use ``given(condition)``."""
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         raise TypeError(f"a {type(self).__name__} has a density under a condition only.")
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         raise TypeError(f"a {type(self).__name__} can be drawn from under a condition only.")
 
 
@@ -293,7 +296,7 @@ class JointMixture(ConditionalMeasure):
     joint: Mixture
     condition_dim: int = eqx.field(static=True)
 
-    def given(self, condition):
+    def given(self, condition: Float[AnyArray, " p"]) -> Mixture:
         p = self.condition_dim
         if p == 0:
             return self.joint
@@ -306,7 +309,7 @@ class JointMixture(ConditionalMeasure):
         log_weights = joint.log_weights + log_determinants - 0.5 * jnp.sum(whitened**2, 1)
         return Mixture(jax.nn.log_softmax(log_weights), means, joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:])
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.joint.bounds(spread)
         return low[self.condition_dim :], high[self.condition_dim :]
 
@@ -317,7 +320,7 @@ class Cells(AbstractMeasure):
     log_masses: Float[AnyArray, " j"]
     edges: tuple[Float[AnyArray, " _"], ...]
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         xp = x.__array_namespace__()
         index, inside = 0, True
         log_volume = xp.zeros(x.shape[:-1])
@@ -329,7 +332,7 @@ class Cells(AbstractMeasure):
             log_volume = log_volume + xp.log(xp.diff(xp.asarray(borders)))[place]
         return xp.where(inside, xp.asarray(self.log_masses)[index] - log_volume, -xp.inf)
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         cell_key, place_key = jr.split(key)
         # Inversion of the cumulative masses: one uniform number per draw, where a categorical would take one per cell.
         cumulative = jnp.cumsum(jnp.exp(jnp.asarray(self.log_masses)))
@@ -341,7 +344,7 @@ class Cells(AbstractMeasure):
         width = jnp.stack([jnp.diff(edge)[place] for edge, place in zip(edges, places, strict=True)], 1)
         return low + width * jr.uniform(place_key, low.shape, low.dtype)
 
-    def draws(self, count, *, key):
+    def draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
         # On the host, where no one waits for a compiler: the same inversion with NumPy's numbers.
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         cumulative = np.cumsum(np.exp(self.log_masses))
@@ -350,7 +353,7 @@ class Cells(AbstractMeasure):
         cells = zip(self.edges, places, strict=True)
         return np.stack([edge[at] + np.diff(edge)[at] * rng.uniform(size=count) for edge, at in cells], 1)
 
-    def bounds(self, spread):
+    def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         return np.array([edge[0] for edge in self.edges]), np.array([edge[-1] for edge in self.edges])
 
 
@@ -376,7 +379,7 @@ class MixtureNetwork(ConditionalMeasure):
         bias = lambda measure: measure.network.layers[-1].bias
         return eqx.tree_at(bias, cls(network, components, dim), jnp.asarray(start, jnp.float32))
 
-    def given(self, condition):
+    def given(self, condition: Float[AnyArray, " p"]) -> Mixture:
         k, d = self.components, self.dim
         logits, means, log_scales = jnp.split(self.network(condition[None], jnp.zeros((1, 0)))[0], [k, k + k * d])
         scales = jnp.exp(jnp.clip(log_scales, *LOG_SCALES)).reshape(k, d)
@@ -399,10 +402,10 @@ def log_density_each(measure: AbstractMeasure, x: Float[Array, "b d"], condition
     return jax.vmap(lambda row, c: measure.given(c).log_density(row))(x, jnp.asarray(condition))
 
 
-def _depends_on_condition(measure: AbstractMeasure, condition) -> bool:
+def _depends_on_condition(measure: AbstractMeasure, condition: Float[AnyArray, "b p"]) -> bool:
     return condition.shape[1] > 0 and type(measure).given is not AbstractMeasure.given
 
 
 @eqx.filter_jit
-def _jitted_sample(measure, count, key):
+def _jitted_sample(measure: AbstractMeasure, count: int, key: Key[Array, ""]) -> Float[Array, "count d"]:
     return measure.sample(count, key=key)

@@ -6,13 +6,14 @@ The sampler q of the paper is the law of ``transport(noise)``.
 import abc
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import scipy.special
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
@@ -21,9 +22,9 @@ __all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Lay
 
 
 # Functions with a name of their own, because a model must be storable and picklable, and JAX's and Equinox's are not.
-def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def silu(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """Return ``x / (1 + exp(-x))``."""
-    return jax.nn.silu(x)
+    return jax.nn.silu(x) if isinstance(x, jax.Array) else x * scipy.special.expit(x)
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -101,11 +102,11 @@ class Residual(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Residual":
+    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Residual":
         """Return the identity; ``shape`` is the network's width, depth and activation."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
-    def __call__(self, noise, condition):
+    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
         return noise + self.network(noise, condition)
 
 
@@ -115,18 +116,18 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape) -> "Free":
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Free":
         """Return a random map; ``shape`` is the network's width, depth and activation."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 
-    def __call__(self, noise, condition):
+    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
         return self.network(noise, condition)
 
 
 class Identity(AbstractTransport):
     """Noise as it is: the sampler is its reference measure."""
 
-    def __call__(self, noise, condition):
+    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
         return noise
 
 
@@ -136,5 +137,5 @@ class Given(AbstractTransport):
     transport: AbstractTransport
     condition: Float[AnyArray, " p"]
 
-    def __call__(self, noise, condition):
+    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
         return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))

@@ -74,10 +74,10 @@ class Constant(AbstractSpan):
     """The one feature 1: what a function of no condition has."""
 
     @property
-    def size(self):
+    def size(self) -> int:
         return 1
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         return points.__array_namespace__().ones((points.shape[0], 1))
 
 
@@ -105,17 +105,17 @@ class KernelSpan(AbstractSpan):
         return cls(kernel, centres, np.ascontiguousarray(vectors[:, kept] / np.sqrt(values[kept])))
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.whitening.shape[1]
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ self.whitening
 
-    def evaluate(self, weights, points):
+    def evaluate(self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]) -> Float[AnyArray, " b"]:
         # Folding the whitening into the weights makes one row cost m instead of m * r.
         return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (self.whitening @ weights)
 
-    def node_matrix(self, nodes):
+    def node_matrix(self, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
         if factors is None:
             return self.matrix(nodes.points)
@@ -124,7 +124,7 @@ class KernelSpan(AbstractSpan):
             first = (first[:, None, :] * other[None, :, :]).reshape(-1, first.shape[1])
         return first @ self.whitening
 
-    def node_values(self, weights, nodes):
+    def node_values(self, weights: np.ndarray, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
         if factors is None:
             return super().node_values(weights, nodes)
@@ -159,10 +159,10 @@ class RandomFeatures(AbstractSpan):
         return cls(np.asarray(kernel.frequencies(count, dim, key=key)))
 
     @property
-    def size(self):
+    def size(self) -> int:
         return 2 * self.frequencies.shape[0]
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         phase = points.astype(self.frequencies.dtype) @ self.frequencies.T
         xp = phase.__array_namespace__()
         return xp.concat([xp.cos(phase), xp.sin(phase)], axis=1) / self.frequencies.shape[0] ** 0.5
@@ -180,10 +180,10 @@ class NetworkSpan(AbstractSpan):
         return cls(eqx.nn.MLP(dim, width, width, depth - 1, function, function, dtype=jnp.result_type(float), key=key))
 
     @property
-    def size(self):
+    def size(self) -> int:
         return int(self.body.out_size)
 
-    def features(self, points):
+    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         return _network_features(self.body, points) / np.sqrt(self.size)
 
 
@@ -199,7 +199,14 @@ class AbstractFunctionSpace(eqx.Module):
         """Return ``|f|^2``."""
 
     @abc.abstractmethod
-    def stepped(self, f: Any, shrinkage, target: Float[AnyArray, "b d"], condition, coefficients: Float[AnyArray, " b"]) -> Any:
+    def stepped(
+        self,
+        f: Any,
+        shrinkage: float | Float[AnyArray, ""],
+        target: Float[AnyArray, "b d"],
+        condition: Float[AnyArray, "b p"],
+        coefficients: Float[AnyArray, " b"],
+    ) -> Any:
         """Return ``shrinkage * f + sum_b coefficients_b k(x_b, .)``: what a step along a functional gradient makes of f."""
 
 
@@ -226,16 +233,25 @@ class FeatureSpace(AbstractFunctionSpace):
         """Return the features of each row."""
         return outer_features(self.condition.features(condition), self.target.features(target))
 
-    def evaluate(self, weights: Float[AnyArray, " r"], target, condition) -> Float[AnyArray, " b"]:
+    def evaluate(
+        self, weights: Float[AnyArray, " r"], target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
+    ) -> Float[AnyArray, " b"]:
         """Return f at each row."""
         if isinstance(self.condition, Constant):
             return self.target.evaluate(weights, target)
         return (self.coefficients(weights, condition) * self.target.features(target)).sum(1)
 
-    def squared_norm(self, f):
+    def squared_norm(self, f: Float[AnyArray, " r"]) -> Float[AnyArray, ""]:
         return (f**2).sum()
 
-    def stepped(self, f, shrinkage, target, condition, coefficients):
+    def stepped(
+        self,
+        f: Any,
+        shrinkage: float | Float[AnyArray, ""],
+        target: Float[AnyArray, "b d"],
+        condition: Float[AnyArray, "b p"],
+        coefficients: Float[AnyArray, " b"],
+    ) -> Any:
         # Here k(x, .) is the function whose weights are the features of x.
         return shrinkage * f + coefficients @ self.features(target, condition)
 
@@ -255,7 +271,7 @@ class FeatureSpace(AbstractFunctionSpace):
         return psi if isinstance(self.condition, Constant) else outer_features(self.condition.matrix(condition), psi)
 
 
-def outer_features(phi, psi):
+def outer_features(phi: Float[AnyArray, "b p"], psi: Float[AnyArray, "b s"]) -> Float[AnyArray, "b r"]:
     """Return the flattened outer product of the features of each row."""
     return (phi[:, :, None] * psi[:, None, :]).reshape(phi.shape[0], -1)
 
@@ -278,5 +294,5 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_P
 
 
 @eqx.filter_jit
-def _network_features(body: eqx.nn.MLP, points):
+def _network_features(body: eqx.nn.MLP, points: Float[AnyArray, "b d"]) -> Float[Array, "b r"]:
     return jax.vmap(body)(points.astype(body.layers[0].weight.dtype))

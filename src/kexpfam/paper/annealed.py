@@ -4,12 +4,15 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.random as jr
+from jaxtyping import Array, Key
 
 from kexpfam.fit.distil import Distillation
-from kexpfam.fit.problem import Solver, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.integrate.chains import tempered
-from kexpfam.paper.ascent import AbstractDrawing, Drawn, Health, NaturalAscent, ascend
+from kexpfam.model.density import Tilt
+from kexpfam.paper.ascent import AbstractDrawing, AscentProblem, Drawn, Health, NaturalAscent, ascend
 from kexpfam.paper.iterates import Averaged, RandomIterate
+from kexpfam.progress import Listener
 
 __all__ = ["AnnealedLikelihood", "Annealing"]
 
@@ -20,13 +23,13 @@ class Annealing(AbstractDrawing):
     particles: int = eqx.field(default=1024, static=True)
     stages: int = eqx.field(default=40, static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "particles", "stages")
 
-    def init(self, problem, *, key):
+    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> None:
         return None
 
-    def draw(self, problem, tilt, drawing, *, key):
+    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: None, *, key: Key[Array, ""]) -> Drawn:
         base_key, temper_key = jr.split(key)
         starts = problem.base.sample(self.particles, key=base_key)
         outcome = tempered(tilt, starts, self.stages, key=temper_key)
@@ -45,10 +48,12 @@ class AnnealedLikelihood(Solver):
 
     records: ClassVar[tuple[str, ...]] = Health._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f, the best sampler at hand, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Annealing(), delay=5.0, memory=8.0))
         return ascend(problem, self, ascent, key=key, report=report, checkpoint=checkpoint)

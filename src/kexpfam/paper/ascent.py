@@ -147,7 +147,7 @@ class NaturalAscent(eqx.Module):
         return state.point
 
 
-def ascend(problem: Problem, solver, ascent, *, key: Key[Array, ""], **watchers) -> Solution:
+def ascend(problem: Problem, solver: Any, ascent: Any, *, key: Key[Array, ""], **watchers: Any) -> Solution:
     """Return the end of ``solver.steps`` of the ascent from f = 0, with the best sampler at hand.
 
     ``watchers`` are the solver's report and checkpoint.

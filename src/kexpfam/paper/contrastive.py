@@ -1,18 +1,20 @@
 """Contrastive divergence: the gradient's model expectation from Markov chains that follow the model as it changes."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from kexpfam.fit.distil import Distillation
-from kexpfam.fit.problem import Solver, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.integrate.chains import FIRST_STEP_SIZE, TARGET_ACCEPTANCE, hmc_start, hmc_step, jump
-from kexpfam.paper.ascent import AbstractDrawing, Drawn, Health, NaturalAscent, ascend
+from kexpfam.model.density import Tilt
+from kexpfam.paper.ascent import AbstractDrawing, AscentProblem, Drawn, Health, NaturalAscent, ascend
 from kexpfam.paper.iterates import Averaged, RandomIterate
+from kexpfam.progress import Listener
 
 __all__ = ["ChainStates", "Chains", "ContrastiveDivergence"]
 
@@ -39,18 +41,18 @@ class Chains(AbstractDrawing):
     transitions: int = eqx.field(default=4, static=True)
     jumps: bool = eqx.field(default=True, static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "count", "transitions")
 
-    def init(self, problem, *, key):
+    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> ChainStates:
         return ChainStates(self._rows(problem, key), jnp.log(jnp.asarray(FIRST_STEP_SIZE, problem.mean_feature.dtype)))
 
-    def draw(self, problem, tilt, drawing, *, key):
+    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: ChainStates, *, key: Key[Array, ""]) -> Drawn:
         start_key, move_key = jr.split(key)
         positions = drawing.positions if self.persistent else self._rows(problem, start_key)
         condition = jnp.zeros((self.count, 0))
 
-        def transition(carry, transition_key):
+        def transition(carry: Any, transition_key: Key[Array, ""]) -> tuple[Any, Any]:
             positions, log_size = carry
             hmc_key, jump_key = jr.split(transition_key)
             states = hmc_start(tilt, positions, condition)
@@ -65,7 +67,7 @@ class Chains(AbstractDrawing):
         draws = path.reshape(-1, positions.shape[1]) if self.persistent else positions
         return Drawn(ChainStates(positions, log_size), draws, jnp.full(len(draws), 1.0 / len(draws)), jnp.mean(acceptance))
 
-    def _rows(self, problem, key):
+    def _rows(self, problem: AscentProblem, key: Key[Array, ""]) -> Float[Array, "b d"]:
         return problem.data[jr.randint(key, (self.count,), 0, problem.data.shape[0])]
 
 
@@ -86,10 +88,12 @@ class ContrastiveDivergence(Solver):
 
     records: ClassVar[tuple[str, ...]] = Health._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f, the best sampler at hand, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Chains(persistent=self.persistent)))
         return ascend(problem, self, ascent, key=key, report=report, checkpoint=checkpoint)

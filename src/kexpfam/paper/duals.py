@@ -18,7 +18,8 @@ import numpy as np
 import scipy.special
 from jaxtyping import Array, Float, Key
 
-from kexpfam.fit.bases import fit_mixture
+from kexpfam.data.sample import AnyArray
+from kexpfam.fit.bases import MixtureShape, fit_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
@@ -73,7 +74,7 @@ class AbstractDual(AbstractMeasure):
         return self
 
 
-def held(tree):
+def held(tree: Any) -> Any:
     """Return the tree with arrays that no gradient flows through."""
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
 
@@ -105,13 +106,13 @@ class MixtureDual(AbstractDual):
         choleskys = jnp.tril(factors, -1) + scales[:, :, None] * jnp.eye(means.shape[1])
         return Mixture.of(jax.nn.log_softmax(self.logits), means, choleskys)
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.mixture.log_density(jnp.asarray(x))
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         return self.mixture.sample(count, key=key)
 
-    def pathwise_draws(self, count, *, key):
+    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
         # As many draws of every component, weighted: then the choice of a component needs no gradient.
         mixture = self.mixture
         components, dim = mixture.means.shape
@@ -124,7 +125,7 @@ class MixtureDual(AbstractDual):
         return PathwiseDraws(points, shares, held(mixture).log_density(points))
 
     @property
-    def _numbers_per_row(self):
+    def _numbers_per_row(self) -> int:
         return 3 * self.means.size
 
 
@@ -153,13 +154,13 @@ class FlowDual(AbstractDual):
         )
         return cls(flow)
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow.log_prob(x)
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         return self.flow.sample(key, (count,))
 
-    def pathwise_draws(self, count, *, key):
+    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
         points, log_density = self.flow.sample_and_log_prob(key, (count,))
         return PathwiseDraws(points, jnp.full(count, 1.0 / count), log_density)
 
@@ -183,8 +184,10 @@ class Leapfrog(eqx.Module):
         x, v = self._carry(x, -v, jnp.exp(self.log_sizes[::-1]))
         return x, -v
 
-    def _carry(self, x, v, sizes):
-        def step(state, size):
+    def _carry(
+        self, x: Float[Array, "b d"], v: Float[Array, "b d"], sizes: Float[Array, "l d"]
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+        def step(state: Any, size: Float[Array, " d"]) -> tuple[Any, None]:
             x, v = state
             v = v + 0.5 * size * self._force(x)
             x = x + size * v
@@ -192,8 +195,8 @@ class Leapfrog(eqx.Module):
 
         return jax.lax.scan(step, (x, v), sizes)[0]
 
-    def _force(self, x):
-        def log_unnormalised(x):
+    def _force(self, x: Float[Array, "b d"]) -> Float[Array, "b d"]:
+        def log_unnormalised(x: Float[Array, "b d"]) -> Float[Array, ""]:
             inside = self.tilt.base.fold(x)
             return jnp.sum(self.tilt.f(inside, jnp.zeros((x.shape[0], 0))) + self.tilt.base.log_density(inside))
 
@@ -214,26 +217,26 @@ class DynamicsDual(AbstractDual):
     start: MixtureDual
     leapfrog: Leapfrog
 
-    def following(self, tilt):
+    def following(self, tilt: Tilt) -> "DynamicsDual":
         return eqx.tree_at(lambda dual: dual.leapfrog.tilt, self, tilt)
 
-    def log_density(self, x):
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         x = jnp.asarray(x)
         values = jax.lax.map(self._log_density_at, x.reshape(-1, x.shape[-1]), batch_size=POINTS_AT_A_TIME)
         return values.reshape(x.shape[:-1])
 
-    def _log_density_at(self, x):
+    def _log_density_at(self, x: Float[Array, " d"]) -> Float[Array, ""]:
         momenta = jnp.asarray(fixed_momenta(x.size), x.dtype)
         x0, v0 = self.leapfrog.back(jnp.broadcast_to(x, momenta.shape), momenta)
         log_ratios = self.start.log_density(x0) + _log_normal(v0) - _log_normal(momenta)
         return logsumexp(log_ratios) - jnp.log(len(momenta))
 
-    def sample(self, count, *, key):
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         start_key, momentum_key = jr.split(key)
         x = self.start.sample(count, key=start_key)
         return self.leapfrog(x, jr.normal(momentum_key, x.shape, x.dtype))[0]
 
-    def pathwise_draws(self, count, *, key):
+    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
         start_key, momentum_key = jr.split(key)
         start = self.start.pathwise_draws(count, key=start_key)
         v0 = jr.normal(momentum_key, start.points.shape, start.points.dtype)
@@ -249,7 +252,7 @@ def fixed_momenta(dim: int) -> np.ndarray:
     return scipy.special.ndtri(qmc.Sobol(dim, seed=0).random(MOMENTA))
 
 
-def _log_normal(v):
+def _log_normal(v: Float[Array, "n d"]) -> Float[Array, " n"]:
     return -0.5 * (jnp.sum(v**2, -1) + v.shape[-1] * LOG_TWO_PI)
 
 
@@ -263,7 +266,7 @@ def kernel_density(data: np.ndarray, *, most: int, seed: int) -> Mixture:
 
 
 @eqx.filter_jit
-def _left_out_scores(points, bandwidths):
+def _left_out_scores(points: Float[AnyArray, "n d"], bandwidths: Float[AnyArray, " h"]) -> Float[Array, " h"]:
     """Return the leave-one-out log likelihood of the kernel density estimate at each bandwidth, up to a constant."""
     count, dim = points.shape
     squared = jnp.sum(jnp.square(points[:, None] - points), 2) + jnp.diag(jnp.full(count, jnp.inf))
@@ -282,7 +285,7 @@ def _particles(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual
 
 def _mixture(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
     components = max(1, min(COMPONENTS, len(data) // POINTS_PER_COMPONENT))
-    return MixtureDual.of(fit_mixture(data, components=components, diagonal=False, seed=seed_from(key)))
+    return MixtureDual.of(fit_mixture(data, MixtureShape(components, diagonal=False), seed=seed_from(key)))
 
 
 def _dynamics(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> DynamicsDual:

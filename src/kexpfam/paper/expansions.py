@@ -42,13 +42,22 @@ class Expansions(AbstractFunctionSpace):
 
     kernel: AbstractKernel
 
-    def evaluate(self, f, target, condition):
+    def evaluate(
+        self, f: Expansion, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"] | None
+    ) -> Float[Array, " b"]:
         return self.kernel.gram(target.astype(f.centres.dtype), f.centres) @ f.coefficients
 
-    def squared_norm(self, f):
+    def squared_norm(self, f: Expansion) -> Float[Array, ""]:
         return f.coefficients @ self.kernel.gram(f.centres, f.centres) @ f.coefficients
 
-    def stepped(self, f, shrinkage, target, condition, coefficients):
+    def stepped(
+        self,
+        f: Expansion,
+        shrinkage: float | Float[AnyArray, ""],
+        target: Float[AnyArray, "b d"],
+        condition: Float[AnyArray, "b p"] | None,
+        coefficients: Float[AnyArray, " b"],
+    ) -> Expansion:
         slots = f.coefficients.size - f.kept
         places = f.kept + (f.written + jnp.arange(coefficients.size)) % slots
         return Expansion(
@@ -81,7 +90,13 @@ class Member(eqx.Module):
     def __call__(self, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[AnyArray, " b"]:
         return self.space.evaluate(self.f, x, condition)
 
-    def stepped(self, shrinkage, target, condition, coefficients) -> "Member":
+    def stepped(
+        self,
+        shrinkage: float | Float[AnyArray, ""],
+        target: Float[AnyArray, "b d"],
+        condition: Float[AnyArray, "b p"],
+        coefficients: Float[AnyArray, " b"],
+    ) -> "Member":
         """Return ``shrinkage`` times this function plus kernels at the targets."""
         return Member(self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients))
 

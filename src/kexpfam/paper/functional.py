@@ -4,7 +4,7 @@ A function is held as its space holds it. In the space of kernel expansions a st
 a space of random features the same step moves the weights (Algorithm 3, ``paper.random_features``).
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,12 +17,13 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 from kexpfam.fit.dde import begin, finish, pose
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run, scan, stepped
-from kexpfam.fit.problem import Problem, Solver, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.fit.saddle import Batch, Point, SaddleProblem, carry, draw_batch, evaluate_nu, player_gradient, saddle_terms
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.networks import Residual
 from kexpfam.model.spaces import Constant, FeatureSpace
 from kexpfam.paper.expansions import Expansion, Expansions, Member, kernel_span
+from kexpfam.progress import Listener
 
 __all__ = ["AscentHealth", "AscentState", "FunctionalAscent", "FunctionalGradient", "climbed"]
 
@@ -61,10 +62,10 @@ class FunctionalAscent(eqx.Module):
     width: int = eqx.field(default=64, static=True)
     depth: int = eqx.field(default=3, static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "ascents", "batch_size", "width", "depth")
 
-    def init(self, problem: SaddleProblem, f, nu: Member, *, key: Key[Array, ""]) -> AscentState:
+    def init(self, problem: SaddleProblem, f: Any, nu: Member, *, key: Key[Array, ""]) -> AscentState:
         """Return the start: given f and nu, and a transport that carries noise to itself."""
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         transport = Residual.draw(dim, condition_dim, width=self.width, depth=self.depth, key=key)
@@ -155,7 +156,7 @@ class FunctionalGradient(Solver):
 
     records: ClassVar[tuple[str, ...]] = AscentHealth._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "centres")
         if self.steps is not None:
             check_at_least(self, 0, "steps")
@@ -163,7 +164,9 @@ class FunctionalGradient(Solver):
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
         span, ascent = kernel_span(problem), self._ascent
@@ -174,12 +177,12 @@ class FunctionalGradient(Solver):
         f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
         posed = pose(problem, reference, space)
         state = ascent.init(posed, f, Member(space, nu), key=init_key)
-        options = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
+        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
         outcome = run(posed, ascent, state, steps=self._steps, key=run_key, **options)
         answer = ascent.answer(outcome.state)
-        found, weights, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
+        found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
         flags = {"warm_start": self.warm_start, "polished": self.polish}
-        solution = finish(found, weights, answer.transport, reference, outcome, **flags, keys=keys)
+        solution = finish(found, projected, answer.transport, reference, outcome, **flags, keys=keys)
         return solution._replace(facts=solution.facts | {"projection_error": error})
 
     @property
@@ -195,7 +198,7 @@ class FunctionalGradient(Solver):
         grown = 2 * self._ascent.batch_size * self._ascent.ascents * max(self._steps, 1)
         return grown if self.budget is None else min(self.budget, grown)
 
-    def _projected(self, problem: Problem, space: Expansions, f: Expansion, *, seed: int):
+    def _projected(self, problem: Problem, space: Expansions, f: Expansion, *, seed: int) -> tuple[Problem, np.ndarray, float]:
         """Return the problem on some of f's centres, f's weights there, and how far they are from f at the data."""
         span, weights = space.projected(f, most=self.centres, seed=seed)
         found, data = problem.within(FeatureSpace(Constant(), span)), np.asarray(problem.sample.target)

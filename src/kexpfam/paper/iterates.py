@@ -61,11 +61,11 @@ class Averaged(eqx.Module):
 
     solver: Any
 
-    def init(self, problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> AveragedState:
+    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> AveragedState:
         nothing = Mean(jnp.zeros_like(f_weights), jnp.array(0))
         return AveragedState(self.solver.init(problem, f_weights, key=key), nothing, nothing)
 
-    def step(self, problem, state: AveragedState, *, key: Key[Array, ""]) -> tuple[AveragedState, Any]:
+    def step(self, problem: Any, state: AveragedState, *, key: Key[Array, ""]) -> tuple[AveragedState, Any]:
         inner, health = self.solver.step(problem, state.inner, key=key)
         latest = state.latest.add(Mean(inner.point.f_weights, jnp.array(1)))
         # A power of two has no bit in common with the number before it.
@@ -99,11 +99,11 @@ class RandomIterate(eqx.Module):
 
     solver: Any
 
-    def init(self, problem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> RandomState:
+    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> RandomState:
         inner = self.solver.init(problem, f_weights, key=key)
         return RandomState(inner, inner.point, jnp.zeros((), f_weights.dtype))
 
-    def step(self, problem, state: RandomState, *, key: Key[Array, ""]) -> tuple[RandomState, Any]:
+    def step(self, problem: Any, state: RandomState, *, key: Key[Array, ""]) -> tuple[RandomState, Any]:
         inner, health = self.solver.step(problem, state.inner, key=key)
         size = self.solver.schedule(state.step)
         total = state.total + size

@@ -19,7 +19,7 @@ from kexpfam.fit.bases import held_out_split
 from kexpfam.fit.convex import Optimum, best_sampler, continuation, likelihood
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import Run, optimiser, run, stepped
-from kexpfam.fit.problem import Problem, Solution, Solver, Status, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
 from kexpfam.integrate.nodes import importance_nodes, seed_from
 from kexpfam.model.measures import Nodes, logsumexp
 from kexpfam.model.networks import ACTIVATIONS
@@ -81,7 +81,7 @@ class Learning(eqx.Module):
     nodes_per_batch: int = eqx.field(default=1024, static=True)
     stages: int = eqx.field(default=8, static=True)
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "nodes_per_batch", "stages")
 
     def init(self, f: Linear) -> LearningState:
@@ -95,7 +95,7 @@ class Learning(eqx.Module):
         chosen = jr.randint(node_key, (self.nodes_per_batch,), 0, evidence.points.shape[0])
         share = np.log(evidence.points.shape[0] / self.nodes_per_batch)
 
-        def cost(f):
+        def cost(f: Linear) -> Float[Array, ""]:
             partition = logsumexp(f(evidence.points[chosen]) + evidence.log_weights[chosen]) + share
             squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(eqx.filter(f.span, eqx.is_inexact_array)))
             penalty = 0.5 * evidence.rkhs_penalty * jnp.sum(f.weights**2) + 0.5 * self.decay * squares
@@ -158,14 +158,21 @@ def _optimum(problem: Problem, nodes: Nodes) -> Optimum:
     return continuation(likelihood(problem, nodes), problem.rkhs_penalty)
 
 
-def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: Nodes, **options) -> Run:
+def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: Nodes, **options: Any) -> Run:
     """Return the run of learning steps that starts at the span's convex optimum."""
     weights = jnp.asarray(_optimum(within(problem, span), draws).weights)
     evidence = Evidence(problem.sample.target, draws.points, draws.log_weights, jnp.asarray(problem.rkhs_penalty))
     return run(evidence, learning, learning.init(Linear(span, weights)), stage="features", **options)
 
 
-def solve_in_learned(problem: Problem, span: AbstractSpan, solver, *, key: Key[Array, ""], report: Listener | None) -> Solution:
+def solve_in_learned(
+    problem: Problem,
+    span: AbstractSpan,
+    solver: "AdaptedFeatures | DeepNetwork",
+    *,
+    key: Key[Array, ""],
+    report: Listener | None,
+) -> Solution:
     """Return the convex optimum in the span after ``solver.learning`` has learned it, and the best sampler at hand."""
     learn_key, nodes_key, check_key, sampler_key = jr.split(key, 4)
     learned = learn(problem, span, solver.learning, steps=solver.steps, key=learn_key, report=report)
@@ -200,10 +207,12 @@ class AdaptedFeatures(Solver):
 
     records: ClassVar[tuple[str, ...]] = LearningHealth._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "count", "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f in the space of the adapted features, and a sampler."""
         draw_key, solve_key = jr.split(key)
         span = spectral_features(problem, self.count, key=draw_key)
@@ -227,12 +236,14 @@ class DeepNetwork(Solver):
 
     records: ClassVar[tuple[str, ...]] = LearningHealth._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "width", "depth", "steps")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f in the space of the last hidden layer, and a sampler."""
         draw_key, solve_key = jr.split(key)
         shape = {"width": self.width, "depth": self.depth}

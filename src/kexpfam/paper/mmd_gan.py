@@ -16,9 +16,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.fit.dde import pose
 from kexpfam.fit.loop import averaged, run, stepped
-from kexpfam.fit.problem import Problem, Solver, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.fit.saddle import SaddleProblem
 from kexpfam.model.kernels import AbstractKernel
 from kexpfam.model.networks import Network
@@ -27,6 +28,7 @@ from kexpfam.paper.duals import AbstractDual, held
 from kexpfam.paper.expansions import kernel_span
 from kexpfam.paper.objective import MatchingTerms, regularised_mmd
 from kexpfam.paper.singly_dual import averaging_share, begin, check_family, dual_optimiser, finish
+from kexpfam.progress import Listener
 
 __all__ = ["MMDGAN", "Deep", "Players", "Scaled", "witness"]
 
@@ -43,13 +45,13 @@ class Scaled(AbstractKernel):
     kernel: AbstractKernel
     log_factors: Float[Array, " d"]
 
-    def __call__(self, x, z):
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return self.kernel(x / self._factors(), z / self._factors())
 
-    def gram(self, xs, zs):
+    def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[Array, "n m"]:
         return self.kernel.gram(xs / self._factors(), zs / self._factors())
 
-    def _factors(self):
+    def _factors(self) -> Float[Array, " d"]:
         bound = jnp.log(FARTHEST_FACTOR)
         return jnp.exp(bound * jnp.tanh(self.log_factors / bound))
 
@@ -65,13 +67,13 @@ class Deep(AbstractKernel):
         """Return the kernel as it is, with a zero-initialised network in front."""
         return cls(kernel, Network.draw(dim, dim, width=WIDTH, depth=DEPTH, zero_initialised=True, key=key))
 
-    def __call__(self, x, z):
+    def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return self.gram(x[None], z[None])[0, 0]
 
-    def gram(self, xs, zs):
+    def gram(self, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[Array, "n m"]:
         return self.kernel.gram(self._moved(xs), self._moved(zs))
 
-    def _moved(self, points):
+    def _moved(self, points: Float[AnyArray, "n d"]) -> Float[Array, "n d"]:
         return points + self.network(jnp.asarray(points), jnp.zeros((points.shape[0], 0)))
 
 
@@ -117,7 +119,7 @@ class MMDGAN(Solver):
     uses_proposal: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = (*MatchingTerms._fields, "value")
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_family(self.family)
         if self.family == "dynamics":
             raise ValueError("family='dynamics' follows f, and here f is in closed form: use SinglyDual(family='dynamics').")
@@ -125,13 +127,15 @@ class MMDGAN(Solver):
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
         check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f in the space of the kernel at the end, and the trained dual as the sampler."""
         start_key, kernel_key, run_key, end_key = jr.split(key, 4)
         span = kernel_span(problem)
         kernel = self._kernel(span.kernel, problem.sample.target.shape[1], key=kernel_key)
         state = self.init(Players(begin(problem, self.family, key=start_key), kernel))
-        options = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
+        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
         posed = pose(problem, problem.base, problem.space)
         outcome = run(posed, self, state, steps=self.steps, key=run_key, **options)
         players = outcome.state.averaged
@@ -144,7 +148,7 @@ class MMDGAN(Solver):
     def _learns(self) -> bool:
         return self.learn != "nothing"
 
-    def _kernel(self, kernel: AbstractKernel, dim: int, *, key) -> AbstractKernel:
+    def _kernel(self, kernel: AbstractKernel, dim: int, *, key: Key[Array, ""]) -> AbstractKernel:
         if self.learn == "deep":
             return Deep.draw(kernel, dim, key=key)
         return Scaled(kernel, jnp.zeros(dim)) if self.learn == "lengthscales" else kernel
@@ -159,7 +163,7 @@ class MMDGAN(Solver):
         decay = jnp.maximum(0.05, 1.0 - state.step / self.steps)
         dual, kernel = state.players.dual, state.players.kernel
 
-        def cost(players):
+        def cost(players: Players) -> tuple[Float[Array, ""], MatchingTerms]:
             halves = [players.dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
             terms = regularised_mmd(problem, held(players.kernel), *halves)
             discrepancy = regularised_mmd(problem, players.kernel, *held(halves)).mmd

@@ -10,12 +10,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import scipy.linalg
+from jaxtyping import Array, Key
 
 from kexpfam.fit.convex import FIRST_PENALTY, PENALTY_FACTOR, best_sampler, likelihood, require_grid
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.newton import climb, factored
-from kexpfam.fit.problem import Solution, Solver, Status, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
 from kexpfam.model.measures import logsumexp
+from kexpfam.progress import Listener
 
 __all__ = ["Match", "MomentMatching"]
 
@@ -43,14 +45,16 @@ class MomentMatching(Solver):
 
     uses_proposal: ClassVar[bool] = False
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "steps")
 
     @property
     def grid_only(self) -> bool:
         return True
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return the f of the matched distribution, and the cells of its density as the sampler."""
         require_grid(self, problem)
         nodes = problem.nodes(key=None)
@@ -78,7 +82,15 @@ class MomentMatching(Solver):
             stage = max(stage * PENALTY_FACTOR, penalty)
 
 
-def _newton(mean, features, log_base, penalty, start, tolerance, most) -> Match:
+def _newton(
+    mean: np.ndarray,
+    features: np.ndarray,
+    log_base: np.ndarray,
+    penalty: float,
+    start: np.ndarray,
+    tolerance: float,
+    most: int,
+) -> Match:
     r"""Return the minimum from a start, by Newton's steps taken multiplicatively, so that masses stay positive.
 
     With the gradient :math:`s = \log q / p_0 + \phi^\top (\mu_q - \hat\mu) / \eta` and the Hessian
@@ -86,13 +98,13 @@ def _newton(mean, features, log_base, penalty, start, tolerance, most) -> Match:
     :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`. Equation ledger: ``MAX-ENT``.
     """
 
-    def evaluate(log_masses):
+    def evaluate(log_masses: np.ndarray) -> tuple[float, np.ndarray]:
         masses = np.exp(log_masses)
         expected = masses @ features
         value = masses @ (log_masses - log_base) + 0.5 * np.sum((expected - mean) ** 2) / penalty
         return -float(value), expected
 
-    def direction(log_masses, expected):
+    def direction(log_masses: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, float, None]:
         masses = np.exp(log_masses)
         slope = log_masses - log_base + features @ (expected - mean) / penalty
         slope = slope - masses @ slope
@@ -103,7 +115,7 @@ def _newton(mean, features, log_base, penalty, start, tolerance, most) -> Match:
         step = centred @ scipy.linalg.cho_solve(factored(system), centred.T @ (masses * slope)) - slope
         return step, float(-(masses * slope) @ step), None
 
-    def move(log_masses, step):
+    def move(log_masses: np.ndarray, step: np.ndarray) -> np.ndarray:
         moved = log_masses + step
         return moved - logsumexp(moved)
 

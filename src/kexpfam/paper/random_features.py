@@ -1,6 +1,6 @@
 """Algorithm 3 of the paper: f and nu linear in random features, so that memory does not grow with the steps."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,11 +9,12 @@ from jaxtyping import Array, Key
 from kexpfam.fit.dde import begin, finish, pose
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run
-from kexpfam.fit.problem import Problem, Solver, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.model.kernels import AbstractStationary
 from kexpfam.model.spaces import FeatureSpace, RandomFeatures
 from kexpfam.paper.expansions import Member, kernel_span
 from kexpfam.paper.functional import COLD, WARM, WARM_STEPS, AscentHealth, FunctionalAscent
+from kexpfam.progress import Listener
 
 __all__ = ["RandomFeatureGradient", "spectral_features"]
 
@@ -38,12 +39,14 @@ class RandomFeatureGradient(Solver):
 
     records: ClassVar[tuple[str, ...]] = AscentHealth._fields
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_at_least(self, 1, "count")
         if self.steps is not None:
             check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""
         features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
         span = spectral_features(problem, self.count, key=features_key)
@@ -53,7 +56,7 @@ class RandomFeatureGradient(Solver):
         ascent, steps = self.ascent or ascent, steps if self.steps is None else self.steps
         posed = pose(problem, reference, problem.space)
         state = ascent.init(posed, weights, Member(problem.space, jnp.zeros_like(weights)), key=init_key)
-        options = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
+        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
         outcome = run(posed, ascent, state, steps=steps, key=run_key, **options)
         answer = ascent.answer(outcome.state)
         flags = {"warm_start": self.warm_start, "polished": self.polish}

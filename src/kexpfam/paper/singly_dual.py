@@ -11,7 +11,7 @@ A family that does not hold the density of f leaves a gap: ``l(f, q)`` exceeds t
 ``KL(q || p_f)``, which is reported.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -24,13 +24,18 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.fit.convex import is_optimal, polish
 from kexpfam.fit.dde import pose
 from kexpfam.fit.loop import Run, averaged, optimiser, run, stepped
-from kexpfam.fit.problem import Problem, Solution, Solver, Status, check_at_least
+from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
 from kexpfam.fit.saddle import SaddleProblem, SaddleTerms
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import Nodes, logsumexp
 from kexpfam.model.networks import Identity
+from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper.duals import FAMILIES, AbstractDual, DynamicsDual, PathwiseDraws, held
 from kexpfam.paper.objective import singly_dual_terms
+from kexpfam.progress import Listener
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = [
     "SinglyDual",
@@ -102,11 +107,13 @@ class SinglyDual(Solver):
     uses_proposal: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = (*SaddleTerms._fields, "value", "approximation_gap", "f_step")
 
-    def __check_init__(self):
+    def __check_init__(self) -> None:
         check_family(self.family)
         check_at_least(self, 0, "steps")
 
-    def solve(self, problem, *, key, report=None, checkpoint=None):
+    def solve(
+        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+    ) -> Solution:
         """Return f, the trained dual as the sampler, and how far apart they are."""
         start_key, response_key, run_key, end_key = jr.split(key, 4)
         dual = begin(problem, self.family, key=start_key)
@@ -114,7 +121,7 @@ class SinglyDual(Solver):
         response = family_response(problem, dual, key=response_key)
         metric = jnp.linalg.inv(response + problem.rkhs_penalty * jnp.eye(len(response)))
         posed = Posed(pose(problem, problem.base, problem.space), data_features, metric)
-        options = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
+        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
         state = self.init(Pair(jnp.zeros(problem.space.size), dual))
         outcome = run(posed, self, state, steps=self.steps, key=run_key, **options)
         pair = outcome.state.averaged
@@ -136,21 +143,23 @@ class SinglyDual(Solver):
         kept = averaged(state.averaged, moved, averaging_share(state.step))
         return State(moved, kept, moments, state.step + 1), health
 
-    def _cost(self, posed, f_weights, dual, key):
+    def _cost(
+        self, posed: Posed, f_weights: Float[Array, " r"], dual: AbstractDual, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, " r"], Health]]:
         # Each half of the draws sees f ahead by the step that the other half asks for: a product of independent residuals.
-        tilt = held(Tilt(posed.problem.space, f_weights, posed.problem.base))
+        tilt = held(Tilt(cast(FeatureSpace, posed.problem.space), f_weights, posed.problem.base))
         dual = dual.following(tilt)
         halves = [dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
         value = lambda f_weights, draws: singly_dual_terms(f_weights, posed.problem, posed.data_features, draws).value
         steps = [posed.metric @ jax.lax.stop_gradient(jax.grad(value)(f_weights, draws)) for draws in halves]
         ahead = [f_weights + self.lookahead * step for step in reversed(steps)]
-        cost = sum(value(f, draws) for f, draws in zip(ahead, halves, strict=True)) / 2
+        cost = (value(ahead[0], halves[0]) + value(ahead[1], halves[1])) / 2
         newton_step = (steps[0] + steps[1]) / 2
         terms = singly_dual_terms(f_weights, posed.problem, posed.data_features, halves[0])
         return cost, (newton_step, Health(terms, approximation_gap(tilt, halves[0]), jnp.linalg.norm(newton_step)))
 
 
-def check_family(family) -> None:
+def check_family(family: str | AbstractDual) -> None:
     """Raise unless it is the name of a family or a dual."""
     if not isinstance(family, AbstractDual) and family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or a dual; got {family!r}.")
@@ -163,7 +172,7 @@ def begin(problem: Problem, family: str | AbstractDual, *, key: Key[Array, ""]) 
     return FAMILIES[family](np.asarray(problem.sample.target), problem.tilt(np.zeros(problem.space.size)), key)
 
 
-def dual_optimiser():
+def dual_optimiser() -> "optax.GradientTransformation":
     """Return the optimiser of a dual: little momentum, as f's moves make old gradients stale."""
     return optimiser(clip=100.0, first=0.5, second=0.99)
 
@@ -194,7 +203,7 @@ def family_response(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]
 
 
 @eqx.filter_jit
-def _scores(dual, points):
+def _scores(dual: AbstractDual, points: Float[AnyArray, "n d"]) -> Float[Array, "n t"]:
     moving, rest = eqx.partition(dual, eqx.is_inexact_array)
     flat, unflatten = jax.flatten_util.ravel_pytree(moving)
     log_density = lambda flat, x: eqx.combine(unflatten(flat), rest).log_density(x)
@@ -208,7 +217,9 @@ def approximation_gap(tilt: Tilt, draws: PathwiseDraws) -> Float[AnyArray, ""]:
     return logsumexp(log_ratio + jnp.log(draws.shares)) - draws.shares @ log_ratio
 
 
-def finish(problem: Problem, f_weights, dual: AbstractDual, outcome: Run, *, polished: bool, key: Key[Array, ""]) -> Solution:
+def finish(
+    problem: Problem, f_weights: AnyArray, dual: AbstractDual, outcome: Run, *, polished: bool, key: Key[Array, ""]
+) -> Solution:
     """Return the solution: f polished if asked for, the dual as sampler, and the divergences between them."""
     polish_key, nodes_key, judge_key, joint_key = jr.split(key, 4)
     nodes = problem.nodes(key=nodes_key)
@@ -224,7 +235,9 @@ def finish(problem: Problem, f_weights, dual: AbstractDual, outcome: Run, *, pol
     return Solution(problem.tilt(f_weights), Sampler(dual, Identity(), problem.base), status, outcome.trace, facts)
 
 
-def measured_divergence(problem: Problem, f_weights, dual: AbstractDual, nodes: Nodes, *, key: Key[Array, ""]) -> float:
+def measured_divergence(
+    problem: Problem, f_weights: AnyArray, dual: AbstractDual, nodes: Nodes, *, key: Key[Array, ""]
+) -> float:
     """Return KL(q || p_f), with log Z on the nodes."""
     tilt, nothing = problem.tilt(f_weights), np.zeros((JUDGED_DRAWS, 0))
     draws = Sampler(dual, Identity(), problem.base).weighted_draws(nothing, key=key)
@@ -233,7 +246,7 @@ def measured_divergence(problem: Problem, f_weights, dual: AbstractDual, nodes: 
 
 
 @eqx.filter_jit
-def _pathwise_draws(dual, count, key):
+def _pathwise_draws(dual: AbstractDual, count: int, key: Key[Array, ""]) -> PathwiseDraws:
     return dual.pathwise_draws(count, key=key)
 
 

@@ -1,0 +1,266 @@
+"""How chains are learned: minibatch likelihood, every member stopped when rows that the others hold out say so.
+
+Members differ in their random weights, in the order of their columns and in the rows that are held out, so that together they
+also tell how well rows are predicted that were not trained on.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.fit.loop import averaged, optimiser, run, scan, stepped
+from kexpfam.fit.problem import Checkpoint, Status, check_at_least
+from kexpfam.integrate.nodes import seed_from
+from kexpfam.model.chain import HEAD, Chain, keep_all
+from kexpfam.progress import Listener
+
+__all__ = ["EFFORTS", "Ensemble", "Learned", "learn"]
+
+# The rate falls to this share of itself along half a cosine.
+LAST_RATE = 0.02
+# A held-out score must rise by this much (nats) to count as better.
+PROGRESS = 1e-4
+SMALLEST_BATCH, BATCHES_PER_EPOCH = 32, 16
+# Epochs between two looks at the clock, the checkpoint and the stop rule.
+CHUNK = 5
+
+
+class Learned(eqx.Module):
+    """How learned bases are trained: an ensemble of chains.
+
+    Parameters
+    ----------
+    folds, repeats : int
+        Parts of the rows that are held out, one after the other, and members that share one.
+    rows : int
+        With more rows than this share of ``folds``, fewer parts are held out: at least 2, about ``rows / n``.
+    held_out : float
+        The share of the rows in one part.
+    width, depth : int
+        Hidden units per layer for a single target, and layers; with more targets there are up to ``units`` per target, but
+        never fewer than twice the width.
+    units : int
+        See above.
+    steps : int
+        Updates, at most; the schedule of rates ends there, or after ``epochs`` if that is sooner.
+    epochs, patience : int
+        Passes over the rows, at most, and passes without a better held-out score.
+    batch : int
+        Rows per update, at most.
+    rate, decay : float
+        Of AdamW.
+    rkhs_penalty : float
+        The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
+    dropout : float
+        The share of hidden units that are dropped in an update.
+    average : float
+        The share of the old in the exponential moving average of the weights.
+    cells : int
+        Cells of the residual while training.
+    """
+
+    folds: int = 5
+    repeats: int = 2
+    rows: int = 20_000
+    held_out: float = 0.15
+    width: int = 64
+    depth: int = 2
+    units: int = 12
+    steps: int = 12_000
+    epochs: int = 400
+    patience: int = 25
+    batch: int = 256
+    rate: float = 3e-3
+    decay: float = 1e-4
+    rkhs_penalty: float = 2e-3
+    dropout: float = 0.05
+    average: float = 0.95
+    cells: int = 96
+
+    def __check_init__(self) -> None:
+        counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")
+        check_at_least(self, 1, *counts)
+        check_at_least(self, 2, "folds")
+        check_at_least(self, 0, "rate", "decay", "rkhs_penalty", "dropout", "average")
+        if not 0.0 < self.held_out * self.folds <= 1.0:
+            raise ValueError(f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}.")
+
+    def parts(self, rows: int) -> int:
+        """Return how many parts of so many rows are held out in turn."""
+        return min(self.folds, max(2, round(self.rows / rows)))
+
+    def hidden(self, targets: int) -> int:
+        """Return the hidden units per layer for so many targets."""
+        return self.width if targets == 1 else max(2 * self.width, self.units * targets)
+
+
+# What a user's wish for speed or quality means. Members are independent, so that twice as many cost about twice the time.
+EFFORTS = {
+    "fast": Learned(folds=2, repeats=1, epochs=200, patience=10),
+    "default": Learned(),
+    "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=24_000, epochs=800),
+}
+
+
+class Ensemble(NamedTuple):
+    """Stacked members, the log density of each row under those that did not see it (NaN where all did), and how it ended."""
+
+    chain: Chain
+    held_out: np.ndarray
+    status: Status
+    trace: dict[str, np.ndarray]
+
+
+class Task(eqx.Module):
+    """The rows, and which of them each member trains on and is stopped by."""
+
+    target: Float[AnyArray, "n d"]
+    condition: Float[AnyArray, "n p"]
+    kept: Int[AnyArray, "m k"]
+    held: Int[AnyArray, "m h"]
+
+
+class Progress(NamedTuple):
+    """The mean held-out log density of the members, and how many of them still improve."""
+
+    held_out: Float[Array, ""]
+    improving: Float[Array, ""]
+
+
+class Player(eqx.Module):
+    """A member in training: its weights, their moving average and the optimiser's moments."""
+
+    chain: Chain
+    average: Chain
+    moments: Any
+
+
+class State(eqx.Module):
+    """All members, and for each the best weights so far, their held-out score and the epochs since."""
+
+    step: Int[AnyArray, ""]
+    players: Player
+    best: Chain
+    top: Float[AnyArray, " m"]
+    stale: Int[AnyArray, " m"]
+
+
+class Trainer(eqx.Module):
+    """One epoch of all members as one step of the loop."""
+
+    settings: Learned = eqx.field(static=True)
+    parts: int = eqx.field(static=True)
+    batch: int = eqx.field(static=True)
+    epochs: int = eqx.field(static=True)
+
+    def start(self, chain: Chain) -> State:
+        """Return the state before the first epoch."""
+        members, weights = len(chain.order), eqx.filter(chain, eqx.is_inexact_array)
+        shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
+        moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        top, stale = np.full(members, -np.inf, np.float32), np.zeros(members, np.int32)
+        return State(np.asarray(0), Player(chain, chain, moments), chain, top, stale)
+
+    def step(self, task: Task, state: State, *, key: Key[Array, ""]) -> tuple[State, Progress]:
+        """Train every member for an epoch and keep the weights that held-out rows prefer."""
+        rate = self.rate(state.step)
+        keys = jr.split(key, len(task.kept))
+        players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, keys)
+        own = eqx.filter_vmap(lambda chain, rows: jnp.mean(self.score(task, chain, rows)))(players.average, task.held)
+        score = _elsewhere(own, self.parts)
+        better = score > state.top + PROGRESS
+        keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+        best, stale = jax.tree.map(keep, players.average, state.best), jnp.where(better, 0, state.stale + 1)
+        improving = jnp.sum(stale <= self.settings.patience).astype(score.dtype)
+        new = State(state.step + 1, players, best, jnp.where(better, score, state.top), stale)
+        return new, Progress(jnp.mean(new.top), improving)
+
+    def rate(self, epoch: Int[Array, ""]) -> Float[Array, ""]:
+        """Return the learning rate of an epoch."""
+        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs))
+        return self.settings.rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
+
+    def epoch(self, task: Task, rate: Float[Array, ""], player: Player, kept: Int[Array, " k"], key: Key[Array, ""]) -> Player:
+        """Return a member after one pass over its rows."""
+        order_key, drop_key = jr.split(key)
+        steps = len(kept) // self.batch
+        rows = kept[jr.permutation(order_key, len(kept))[: steps * self.batch]].reshape(steps, self.batch)
+
+        def update(player: Player, drawn: tuple[Array, Array]) -> tuple[Player, None]:
+            gradient = eqx.filter_grad(self.cost)(player.chain, task, *drawn)
+            directions, moments = optimiser().update(gradient, player.moments)
+            shrunk = lambda direction, weight: -(direction + self.settings.decay * weight)
+            chain = stepped(
+                player.chain, jax.tree.map(shrunk, directions, eqx.filter(player.chain, eqx.is_inexact_array)), rate
+            )
+            return Player(chain, averaged(player.average, chain, self.settings.average), moments), None
+
+        return scan(update, player, (rows, jr.split(drop_key, steps)))[0]
+
+    def cost(self, chain: Chain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
+        """Return the penalised negative log likelihood of some rows, some units dropped."""
+        keep = 1.0 - self.settings.dropout
+        thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
+        penalty = 0.5 * self.settings.rkhs_penalty * jnp.sum(chain.out[..., HEAD:] ** 2)
+        return penalty.astype(jnp.float32) - jnp.mean(self.score(task, chain, rows, thin))
+
+    def score(self, task: Task, chain: Chain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
+        """Return the log density of some rows."""
+        return jnp.sum(
+            chain.log_densities(task.target[rows], task.condition[rows], cells=self.settings.cells, thin=thin), axis=1
+        )
+
+
+def _elsewhere(scores: Float[Array, " m"], parts: int) -> Float[Array, " m"]:
+    """Return for each member the mean score of those that are held out on other parts.
+
+    A member that stopped when its own held-out rows liked it best would make them like it: with few rows by a tenth of a nat.
+    """
+    by_part = jnp.mean(scores.reshape(-1, parts), axis=0)
+    return jnp.tile((jnp.sum(by_part) - by_part) / (parts - 1), len(scores) // parts)
+
+
+def learn(
+    sample: Sample,
+    settings: Learned,
+    *,
+    key: Key[Array, ""],
+    report: Listener | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Ensemble:
+    """Return an ensemble learned from a sample in model units."""
+    rows, dim = sample.target.shape
+    seed_key, run_key = jr.split(key)
+    seed = seed_from(seed_key)
+    rng, parts = np.random.default_rng(seed), settings.parts(rows)
+    order, size = rng.permutation(rows), max(1, int(settings.held_out * rows))
+    shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
+    held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
+    orders = np.stack([rng.permutation(dim) for _ in shifted])
+    chain = Chain.draw(sample.condition.shape[1], orders, width=settings.hidden(dim), depth=settings.depth, seed=seed)
+    batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
+    epochs = min(settings.epochs, -(-settings.steps // (kept.shape[1] // batch)))
+    trainer = Trainer(settings, parts, batch, epochs)
+    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held)
+    enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
+    options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
+    result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
+    best = jax.tree.map(np.asarray, result.state.best)
+    return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace)
+
+
+def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:
+    """Return the log density of each row under the members that did not see it; NaN where all did."""
+    sums, counts = np.full(len(sample), -np.inf), np.zeros(len(sample))
+    for k, rows in enumerate(held):
+        part = sample.rows(rows)
+        sums[rows] = np.logaddexp(sums[rows], chain.member(k).log_densities(part.target, part.condition, cells=cells).sum(1))
+        counts[rows] += 1.0
+    return np.where(counts > 0.0, sums - np.log(np.maximum(counts, 1.0)), np.nan)

@@ -1,0 +1,109 @@
+"""Is a density good that is learned, or a mixture of candidates? Its parts are judged, each by what can go wrong with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.fit.stack import Candidate
+from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.diagnosis import SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
+from kexpfam.model.density import LARGE_ERROR, Estimate
+from kexpfam.model.distributions import AbstractDensity
+from kexpfam.model.ensemble import CELLS, LearnedDensity, Stack
+
+__all__ = ["LearnedDiagnosis", "StackDiagnosis", "diagnose_stack"]
+
+# Verdicts from worst to best.
+VERDICTS = ("poor", "fair", "good")
+
+
+@dataclass(frozen=True)
+class LearnedDiagnosis(AbstractDiagnosis):
+    """What was measured about learned chains.
+
+    ``normaliser_error`` is the largest change of a log density on twice as many cells; ``sampler_kl`` compares the cells that
+    draws come from with the density.
+    """
+
+    members: int
+    normaliser_error: float
+    sampler_kl: Estimate
+    verdict: str
+    advice: tuple[str, ...]
+
+    def lines(self) -> list[tuple[str, str]]:
+        return [
+            ("chains", f"{self.members}, in equal parts"),
+            ("error of log Z(x)", f"at most {self.normaliser_error:.1g}"),
+            ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
+        ]
+
+
+@dataclass(frozen=True)
+class StackDiagnosis(AbstractDiagnosis):
+    """What was measured about a density of one or more candidates, and about its parts."""
+
+    candidates: tuple[Candidate, ...]
+    kernel: Diagnosis | None
+    learned: LearnedDiagnosis | None
+    calibration: Calibration | None
+    verdict: str
+    advice: tuple[str, ...]
+
+    def lines(self) -> list[tuple[str, str]]:
+        lines = [(one.name, str(one)) for one in self.candidates]
+        for name, part in (("kernel", self.kernel), ("chain", self.learned)):
+            lines += [] if part is None else [(f"{name}: {label}", value) for label, value in part.rows()]
+        return lines + ([] if self.calibration is None else self.calibration.lines())
+
+
+def diagnose_stack(
+    density: AbstractDensity,
+    training: np.ndarray,
+    candidates: Sequence[Candidate],
+    kernel: Diagnosis | None,
+    calibration: Calibration | None,
+    *,
+    settings: Judgement | None,
+    key: Key[Array, ""],
+) -> StackDiagnosis:
+    """Return the diagnosis; ``training`` are the conditions in the data's units, ``kernel`` that of a kernel part."""
+    parts = density.parts if isinstance(density, Stack) else (density,)
+    learned = next((part for part in parts if isinstance(part, LearnedDensity)), None)
+    judged = None if learned is None else _learned(learned, training, settings or Judgement(), key=key)
+    verdicts = [part.verdict for part in (kernel, judged) if part is not None] or ["good"]
+    advice = [line for part in (kernel, judged) if part is not None for line in part.advice]
+    if calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE:
+        verdicts.append("fair")
+        advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
+    if density.conditional and calibration is None and kernel is None:
+        advice.append("Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated.")
+    verdict = min(verdicts, key=VERDICTS.index)
+    return StackDiagnosis(tuple(candidates), kernel, judged, calibration, verdict, tuple(advice))
+
+
+def _learned(density: LearnedDensity, training: np.ndarray, settings: Judgement, *, key: Key[Array, ""]) -> LearnedDiagnosis:
+    """Return what can go wrong with chains: cells that are too coarse for the density, or for the sampler."""
+    row_key, draw_key = jr.split(key)
+    rows = np.asarray(jr.randint(row_key, (settings.draws,), 0, len(training)))
+    conditions = density.inputs.to_model(training[rows]) if density.conditional else np.zeros((settings.draws, 0))
+    error, ratios = 0.0, []
+    for k, one in enumerate(jr.split(draw_key, len(density))):
+        part = slice(k, None, len(density))
+        rng, member = np.random.default_rng(np.asarray(jr.key_data(one))), density.members.member(k)
+        targets, log_q = member.sample(conditions[part], cells=CELLS, rng=rng)
+        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells).sum(1) for cells in (CELLS, 2 * CELLS))
+        error = max(error, float(np.abs(fine - coarse).max()))
+        ratios.append(log_q - fine)
+    ratio = np.concatenate(ratios)
+    kl = Estimate(float(ratio.mean()), float(ratio.std() / np.sqrt(len(ratio))), float(len(ratio)))
+    advice = []
+    if error > LARGE_ERROR:
+        advice.append("A learned tilt is too sharp for its cells: columns with few distinct values, or too few rows.")
+    if kl.value > settings.good_sampler_kl:
+        advice.append("The learned sampler differs from the density: a column may have few distinct values.")
+    poor = error > settings.poor * LARGE_ERROR or kl.value > settings.poor * settings.good_sampler_kl
+    return LearnedDiagnosis(len(density), error, kl, "poor" if poor else "fair" if advice else "good", tuple(advice))

@@ -1,0 +1,256 @@
+r"""A learned conditional law: each column given the ones before it, a location-scale residual under a kernel tilt.
+
+A masked network sees a condition x and targets y, column by column in some order, and gives each target a location, a scale
+and the coefficients c of a tilt that depend on x and on the targets before it alone. With the residual
+:math:`r = (y_j - \mu_j) / \sigma_j`,
+
+.. math:: \log p(y_j | y_{<j}, x) = \log b(r) - \log \sigma_j + c_j \cdot \psi(r) - \log \int b(u) e^{c_j \cdot \psi(u)} du .
+
+The residual has unit scale, so that one fixed set of cells resolves it however narrow the conditional is. A joint density is
+the case of a condition of width zero, and :math:`p(y | x)` of a single target the chain of one link.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int
+
+from kexpfam.data.sample import AnyArray
+from kexpfam.model.measures import LOG_TWO_PI, logsumexp
+from kexpfam.model.networks import silu
+
+__all__ = ["HEAD", "Chain", "Draws", "Residuals", "cell_masses", "keep_all", "link_log_density", "residuals"]
+
+# Gaussian bumps of the tilt, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps their whitening finite.
+BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4
+# The linear function of the tilt levels off at this residual, the quadratic one where its square reaches this limit; both are
+# smooth, because sums over cells are accurate for smooth functions only.
+LINEAR_LIMIT, QUADRATIC_LIMIT = 6.0, 100.0
+# The law b of residuals without a tilt: shares and widths of centred normals, so that far targets are improbable, no more.
+TAIL_SHARES, TAIL_WIDTHS = (0.95, 0.035, 0.01, 0.005), (1.0, 3.0, 9.0, 27.0)
+# Cells of the residual are even in t, where r = FINEST sinh(t), and reach to LAST on both sides.
+FINEST, LAST = 2.0, 150.0
+# Logarithms of scales, in standard deviations of a column, are kept in this range: ties have no limit of their own.
+LOG_SCALES = (-7.0, 3.0)
+# What a link of the chain is told besides the tilt's coefficients: location, log scale.
+HEAD = 2
+# Numbers in psi: the bumps, a linear and a quadratic function.
+FEATURES = BUMPS + 2
+
+
+class Residuals(NamedTuple):
+    """The cells of the residual, with the base's log masses and the tilt's features in their middles."""
+
+    edges: np.ndarray  # (m + 1,)
+    log_masses: np.ndarray  # (m,)
+    features: np.ndarray  # (m, k)
+
+
+@lru_cache
+def residuals(cells: int, dtype: str = "float64") -> Residuals:
+    """Return so many cells of the residual; sums over them are integrals to an accuracy that grows exponentially with them."""
+    t = np.linspace(-1.0, 1.0, 2 * cells + 1) * np.arcsinh(LAST / FINEST)
+    edges, middles, step = FINEST * np.sinh(t[::2]), FINEST * np.sinh(t[1::2]), t[2] - t[0]
+    log_masses = log_base(middles) + np.log(FINEST * np.cosh(t[1::2]) * step)
+    return Residuals(*(part.astype(dtype) for part in (edges, log_masses, features(middles))))
+
+
+@lru_cache
+def _bumps() -> tuple[np.ndarray, float, np.ndarray]:
+    """Return the centres of the bumps, their length scale and the matrix that makes them orthonormal in the RKHS."""
+    centres = np.linspace(-REACH, REACH, BUMPS)
+    lengthscale = OVERLAP * (centres[1] - centres[0])
+    gram = np.exp(-0.5 * ((centres[:, None] - centres) / lengthscale) ** 2) + RIDGE * np.eye(BUMPS)
+    return centres, lengthscale, np.linalg.inv(np.linalg.cholesky(gram)).T
+
+
+def features(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n k"]:
+    """Return psi: a bounded linear and a bounded quadratic function, and the bumps of the kernel."""
+    xp = r.__array_namespace__()
+    centres, lengthscale, whitener = (np.asarray(part, r.dtype) for part in _bumps())
+    linear = LINEAR_LIMIT * xp.tanh(r / LINEAR_LIMIT)
+    quadratic = 0.125 * QUADRATIC_LIMIT * xp.expm1(-(r**2) / QUADRATIC_LIMIT)
+    bumps = xp.exp(-0.5 * ((r[..., None] - centres) / lengthscale) ** 2) @ whitener
+    return xp.concatenate([xp.stack([linear, quadratic], axis=-1), bumps], axis=-1)
+
+
+def log_base(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """Return ``log b(r)``."""
+    shares, widths = (np.asarray(part, r.dtype) for part in (TAIL_SHARES, TAIL_WIDTHS))
+    parts = np.log(shares / widths) - 0.5 * (r[..., None] / widths) ** 2
+    return logsumexp(parts) - 0.5 * LOG_TWO_PI
+
+
+class Masks(NamedTuple):
+    """Which inputs a hidden unit, and which units and inputs a link of the chain, may look at; and the units' degrees."""
+
+    degrees: np.ndarray  # (width,)
+    first: np.ndarray  # (inputs, width)
+    hidden: np.ndarray  # (width, width)
+    out: np.ndarray  # (width, links)
+    skip: np.ndarray  # (inputs, links)
+
+
+@lru_cache
+def masks(condition_dim: int, dim: int, width: int) -> Masks:
+    """Return the masks of a network whose j-th link sees the condition and the targets before j.
+
+    A unit of degree j sees the condition and the first j targets; units of all degrees are equally many.
+    """
+    least = 0 if condition_dim or dim == 1 else 1
+    inputs = np.concatenate([np.zeros(condition_dim, int), np.arange(1, dim + 1)])
+    units, links = least + np.arange(width) % (dim - least), np.arange(dim)
+    sees = lambda low, high: (low[:, None] <= high[None]).astype(np.float32)
+    return Masks(units, sees(inputs, units), sees(units, units), sees(units, links), sees(inputs, links))
+
+
+def keep_all(units: Float[AnyArray, "n w"], layer: int) -> Float[AnyArray, "n w"]:
+    """Return the units of a layer as they are."""
+    return units
+
+
+class Draws(NamedTuple):
+    """Targets drawn link by link, and their log density under the cells that they were drawn from."""
+
+    targets: np.ndarray
+    log_density: np.ndarray
+
+
+class Chain(eqx.Module):
+    """A law of targets under a condition, link by link; one member of an ensemble, or several stacked along a first axis.
+
+    ``order`` says which column of the targets each link is about. The weights lie as inputs times outputs; those of the links
+    are (inputs, links, outputs per link).
+    """
+
+    order: Int[AnyArray, "*m d"]
+    first: Float[AnyArray, "*m a w"]
+    hidden: Float[AnyArray, "*m l w w"]
+    biases: Float[AnyArray, "*m layers w"]
+    out: Float[AnyArray, "*m w d o"]
+    skip: Float[AnyArray, "*m a d o"]
+    shift: Float[AnyArray, "*m d o"]
+
+    @classmethod
+    def draw(cls, condition_dim: int, orders: Int[np.ndarray, "m d"], *, width: int, depth: int, seed: int) -> "Chain":
+        """Return stacked members with these orders of the targets, whose links are all close to the standard normal law."""
+        (members, dim), rng = orders.shape, np.random.default_rng(seed)
+        inputs, outputs = condition_dim + dim, HEAD + FEATURES
+        normal = lambda scale, *shape: (scale * rng.standard_normal((members, *shape))).astype(np.float32)
+        zeros = lambda *shape: np.zeros((members, *shape), np.float32)
+        return cls(
+            orders,
+            normal(np.sqrt(2.0 / inputs), inputs, width),
+            normal(np.sqrt(2.0 / width), depth - 1, width, width),
+            zeros(depth, width),
+            normal(0.01, width, dim, outputs),
+            zeros(inputs, dim, outputs),
+            zeros(dim, outputs),
+        )
+
+    @property
+    def dim(self) -> int:
+        """Return the number of targets."""
+        return self.shift.shape[-2]
+
+    @property
+    def masks(self) -> Masks:
+        """Return what may look at what."""
+        return masks(self.first.shape[-2] - self.dim, self.dim, self.first.shape[-1])
+
+    def member(self, k: int) -> "Chain":
+        """Return one of several stacked members."""
+        return Chain(*(getattr(self, name)[k] for name in self.__dataclass_fields__))
+
+    def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
+        """Return what the network sees: the condition, and the targets in the chain's order."""
+        return y.__array_namespace__().concatenate([x, y[:, self.order]], axis=1)
+
+    def units(self, rows: Float[AnyArray, "n a"], thin: Callable = keep_all) -> Float[AnyArray, "n w"]:
+        """Return the last hidden layer under rows of condition and ordered targets; ``thin(units, layer)`` may drop some."""
+        masks, dtype = self.masks, rows.dtype
+        h = thin(silu(rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)), 0)
+        for layer in range(1, len(self.biases)):
+            weight = (self.hidden[layer - 1] * masks.hidden).astype(dtype)
+            h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
+        return h
+
+    def told(self, rows: Float[AnyArray, "n a"], units: Float[AnyArray, "n w"]) -> Float[AnyArray, "n d o"]:
+        """Return what every link is told: location, log scale and the coefficients of the tilt."""
+        flat = lambda part, mask: (part * mask[:, :, None]).astype(rows.dtype).reshape(part.shape[0], -1)
+        outputs = units @ flat(self.out, self.masks.out) + rows @ flat(self.skip, self.masks.skip)
+        return outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype)
+
+    def log_densities(
+        self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"], *, cells: int, thin: Callable = keep_all
+    ) -> Float[AnyArray, "n d"]:
+        """Return ``log p(y_j | y_<j, x)`` of every link, in the order of the chain."""
+        rows = self.rows(y, x)
+        return link_log_density(rows[:, x.shape[1] :], self.told(rows, self.units(rows, thin)), cells)
+
+    def sample(self, x: Float[np.ndarray, "n p"], *, cells: int, rng: np.random.Generator) -> Draws:
+        """Return one row of targets per condition: a single pass, in which each link inverts its distribution function.
+
+        A unit of degree j is known as soon as j targets are, so that every unit is computed once.
+        """
+        masks, dim, (count, p) = self.masks, self.dim, x.shape
+        first, skip, out = self.first * masks.first, self.skip * masks.skip[:, :, None], self.out * masks.out[:, :, None]
+        hidden, x = self.hidden * masks.hidden, x.astype(np.float32)
+        entering = x @ first[:p] + self.biases[0]
+        layers = [np.zeros_like(entering) for _ in self.biases]
+        targets, log_density = np.zeros((count, dim), np.float32), np.zeros(count)
+        for j in range(dim):
+            ready = masks.degrees == j
+            layers[0][:, ready] = silu(entering[:, ready])
+            for layer in range(1, len(layers)):
+                below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
+                layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
+            told = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
+            targets[:, j], log_link = _drawn(told, cells, np.asarray(rng.random(count, np.float32)))
+            log_density += log_link
+            entering += targets[:, j, None] * first[p + j]
+        places = np.empty_like(self.order)
+        places[self.order] = np.arange(dim)
+        return Draws(targets[:, places].astype(np.float64), log_density)
+
+
+def link_log_density(y: Float[AnyArray, "n d"], told: Float[AnyArray, "n d o"], cells: int) -> Float[AnyArray, "n d"]:
+    """Return the log density of each target under what its link was told."""
+    r, log_scale = _residual(y, told)
+    tilt = (told[..., HEAD:] * features(r)).sum(axis=-1)
+    return log_base(r) - log_scale + tilt - logsumexp(_exponents(told, cells))
+
+
+def cell_masses(told: Float[np.ndarray, "n o"], cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges of each row's cells, in units of the target, and the probabilities of the cells."""
+    location, scale = told[:, :1], np.exp(np.clip(told[:, 1:HEAD], *LOG_SCALES))
+    exponents = _exponents(told, cells)
+    masses = np.exp(exponents - exponents.max(axis=1, keepdims=True))
+    return location + scale * residuals(cells, told.dtype.name).edges, masses / masses.sum(axis=1, keepdims=True)
+
+
+def _exponents(told: Float[AnyArray, "*n o"], cells: int) -> Float[AnyArray, "*n m"]:
+    """Return the log masses of the cells before they are normalised."""
+    grid = residuals(cells, np.dtype(told.dtype).name)
+    return grid.log_masses + told[..., HEAD:] @ grid.features.T
+
+
+def _residual(y: Float[AnyArray, "*n"], told: Float[AnyArray, "*n o"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+    xp = y.__array_namespace__()
+    log_scale = xp.clip(told[..., 1], *LOG_SCALES)
+    return (y - told[..., 0]) * xp.exp(-log_scale), log_scale
+
+
+def _drawn(told: np.ndarray, cells: int, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
+    edges, masses = residuals(cells, told.dtype.name).edges, cell_masses(told, cells)[1]
+    cumulative, rows = np.cumsum(masses, axis=1), np.arange(len(told))
+    wanted = levels * cumulative[:, -1]
+    place = np.minimum((cumulative < wanted[:, None]).sum(axis=1), masses.shape[1] - 1)
+    mass, width = masses[rows, place], np.diff(edges)[place]
+    share = np.clip((wanted - cumulative[rows, place]) / np.maximum(mass, np.finfo(mass.dtype).tiny) + 1.0, 0.0, 1.0)
+    log_scale = np.clip(told[:, 1], *LOG_SCALES)
+    return told[:, 0] + np.exp(log_scale) * (edges[place] + share * width), np.log(mass) - np.log(width) - log_scale

@@ -1,0 +1,134 @@
+"""What every fitted density can do, and the distribution functions that quantiles, PIT values, CRPS and means are made of."""
+
+import abc
+from collections.abc import Iterator, Sequence
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+__all__ = ["AbstractDensity", "Distributions"]
+
+# Rows whose distribution functions are in memory at a time.
+ROWS = 2048
+
+
+class Distributions(eqx.Module):
+    """``P(Y <= points[i, j]) = levels[i, j]``, linear in between; both rise along a row, levels from 0 to 1."""
+
+    points: Float[np.ndarray, "n m"]
+    levels: Float[np.ndarray, "n m"]
+
+    @staticmethod
+    def of_cells(edges: Float[np.ndarray, "n m"], masses: Float[np.ndarray, "n k"]) -> "Distributions":
+        """Return the distributions that put these masses into the cells between these edges, evenly within each."""
+        levels = np.concatenate([np.zeros((len(masses), 1)), np.cumsum(masses, axis=1)], axis=1)
+        return Distributions(edges, levels / levels[:, -1:])
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def cdf(self, y: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return ``P(Y <= y)`` of several values per row."""
+        return _interpolated(y, self.points, self.levels)
+
+    def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return the values below which the target lies with these probabilities, several per row."""
+        return _interpolated(levels, self.levels, self.points)
+
+    def mean(self) -> Float[np.ndarray, " n"]:
+        """Return the mean of each row."""
+        middles = 0.5 * (self.points[:, 1:] + self.points[:, :-1])
+        return np.sum(np.diff(self.levels, axis=1) * middles, axis=1)
+
+    def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        r"""Return the continuous ranked probability score, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
+
+        Each side of y is a polygon of its own, of which the integral of the square is known.
+        """
+        at = self.cdf(y[:, None])
+        points = np.concatenate([self.points, y[:, None]], axis=1)
+        order = np.argsort(points, axis=1, kind="stable")
+        points = np.take_along_axis(points, order, axis=1)
+        levels = np.take_along_axis(np.concatenate([self.levels, at], axis=1), order, axis=1)
+        below = points[:, 1:] <= y[:, None]
+        left, right = (np.where(below, part, 1.0 - part) for part in (levels[:, :-1], levels[:, 1:]))
+        return np.sum(np.diff(points, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
+
+    @staticmethod
+    def mixture(parts: "Sequence[Distributions]", weights: Float[np.ndarray, " k"]) -> "Distributions":
+        """Return the mixture of distributions, row by row: exact, on the points of all of them."""
+        points = np.sort(np.concatenate([part.points for part in parts], axis=1), axis=1)
+        levels = sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True))
+        return Distributions(points, np.asarray(levels) / np.sum(weights))
+
+
+class AbstractDensity(eqx.Module):
+    """A fitted density in the data's own units, with or without a condition.
+
+    Targets are rows; X are the conditions, one per target, and left out where the density has none. Distribution functions,
+    quantiles and scores made of them are for a single target.
+    """
+
+    @property
+    @abc.abstractmethod
+    def conditional(self) -> bool:
+        """Return whether the density depends on a condition."""
+
+    @abc.abstractmethod
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
+
+    @abc.abstractmethod
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+        """Return draws: (count, dimensions), or under conditions (rows, count, dimensions)."""
+
+    @abc.abstractmethod
+    def given(self, x: np.ndarray) -> "AbstractDensity":
+        """Return the density under one condition, as one that knows no condition."""
+
+    @abc.abstractmethod
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+        """Return the distribution of the single target under each condition; one row where there is no condition."""
+
+    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the mean under each condition, (rows, dimensions)."""
+        return np.concatenate([part.mean()[:, None] for part, _ in self._pieces(X)])
+
+    def cdf(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return ``P(Y <= y | x)`` of each row."""
+        if not self.conditional:
+            return self.distributions().cdf(targets.reshape(1, -1))[0]
+        return np.concatenate([part.cdf(targets[rows])[:, 0] for part, rows in self._pieces(X)])
+
+    def quantile(self, levels: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the quantiles at each level, (rows, levels)."""
+        return np.concatenate([part.quantile(np.tile(levels, (len(part), 1))) for part, _ in self._pieces(X)])
+
+    def crps(self, targets: np.ndarray, X: np.ndarray) -> np.ndarray:
+        """Return the continuous ranked probability score of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
+        return np.concatenate([part.crps(targets[rows, 0]) for part, rows in self._pieces(X)])
+
+    def _pieces(self, X: np.ndarray | None) -> Iterator[tuple[Distributions, slice]]:
+        """Yield the distributions of some rows at a time, and which these are."""
+        if not self.conditional or X is None:
+            yield self.distributions(X), slice(None)
+            return
+        for start in range(0, len(X), ROWS):
+            yield self.distributions(X[start : start + ROWS]), slice(start, start + ROWS)
+
+
+def _interpolated(at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray) -> np.ndarray:
+    """Return each row's polygon at several places of that row; beyond its ends it is level."""
+    low, span = abscissae[:, :1], abscissae[:, -1:] - abscissae[:, :1]
+    # Rows are laid end to end, so that one search finds all segments.
+    start, count = 2.0 * np.arange(len(at))[:, None], abscissae.shape[1]
+    keys, wanted = start + (abscissae - low) / span, start + np.clip((at - low) / span, 0.0, 1.0)
+    place = np.searchsorted(keys.ravel(), wanted.ravel(), side="right").reshape(at.shape) - 1
+    place = np.clip(place - count * np.arange(len(at))[:, None], 0, count - 2)
+    (left, right), (bottom, top) = (
+        (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
+        for part in (abscissae, ordinates)
+    )
+    share = np.clip((at - left) / np.where(right > left, right - left, 1.0), 0.0, 1.0)
+    return bottom + share * (top - bottom)

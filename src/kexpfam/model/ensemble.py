@@ -1,0 +1,157 @@
+"""Densities that are mixtures: of learned chains, and of whatever candidates held-out rows speak for."""
+
+import equinox as eqx
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from kexpfam.data.scaling import AbstractScaling, Scaling
+from kexpfam.model.chain import Chain, cell_masses
+from kexpfam.model.density import Inputs
+from kexpfam.model.distributions import AbstractDensity, Distributions
+from kexpfam.model.measures import AbstractMeasure, logsumexp
+
+__all__ = ["CELLS", "LawDensity", "LearnedDensity", "Stack"]
+
+# Cells of the residual; twice as many change log densities by less than rounding shows.
+CELLS = 288
+# Probabilities in memory at a time.
+CHUNK_NUMBERS = 4_000_000
+# Draws behind the mean of several targets.
+MEAN_DRAWS = 512
+
+
+class LearnedDensity(AbstractDensity):
+    """The mixture, in equal parts, of chains that were learned from different rows and in different orders.
+
+    ``at`` is the condition of a density that was made by ``given``.
+    """
+
+    members: Chain
+    scaling: AbstractScaling
+    inputs: Inputs
+    at: Float[np.ndarray, " p"] | None = None
+
+    @property
+    def conditional(self) -> bool:
+        return self.inputs.low.size > 0 and self.at is None
+
+    def __len__(self) -> int:
+        return len(self.members.order)
+
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        z, condition = self.scaling.to_model(targets), self._conditions(X, len(targets))
+        inside = np.all(np.isfinite(z), axis=1)
+        z = np.where(inside[:, None], z, 0.0)
+        rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
+        pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
+        log_density = np.concatenate(pieces) if pieces else np.zeros(0)
+        return np.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
+
+    def log_model_density(self, z: np.ndarray, condition: np.ndarray, *, cells: int = CELLS) -> np.ndarray:
+        """Return the log density of targets in model units."""
+        parts = [self.members.member(k).log_densities(z, condition, cells=cells).sum(1) for k in range(len(self))]
+        return logsumexp(np.stack(parts), axis=0) - np.log(len(self))
+
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+        condition = self._conditions(X, 1)
+        draws = self.draws(np.repeat(condition, count, axis=0), key=key)[0]
+        return self.scaling.to_data(draws).reshape(*((len(condition), count) if self.conditional else (count,)), -1)
+
+    def draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
+        """Return one draw per condition, in model units, and its log density under the sampler: chains of cells."""
+        rng = np.random.default_rng(np.asarray(jr.key_data(key)))
+        owner = rng.integers(len(self), size=len(condition))
+        targets, own = np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
+        for k in range(len(self)):
+            rows = np.flatnonzero(owner == k)
+            targets[rows], own[rows] = self.members.member(k).sample(condition[rows], cells=CELLS, rng=rng)
+        return targets, own
+
+    def given(self, x: np.ndarray) -> "LearnedDensity":
+        return eqx.tree_at(lambda d: d.at, self, self.inputs.to_model(x[None])[0], is_leaf=lambda leaf: leaf is None)
+
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+        if self.members.dim != 1:
+            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+        condition = self._conditions(X, 1)
+        rows = np.concatenate([condition, np.zeros((len(condition), 1))], axis=1)
+        parts = []
+        for member in map(self.members.member, range(len(self))):
+            edges, masses = cell_masses(member.told(rows, member.units(rows))[:, 0], CELLS)
+            parts.append(Distributions.of_cells(self.scaling.to_data(edges.reshape(-1, 1)).reshape(edges.shape), masses))
+        return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
+
+    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+        if self.members.dim == 1:
+            return super().mean(X)
+        draws = self.sample(MEAN_DRAWS, X, key=jr.key(0))
+        return draws.mean(axis=-2, keepdims=not self.conditional)
+
+    def _conditions(self, X: np.ndarray | None, rows: int) -> np.ndarray:
+        if self.at is not None:
+            return np.tile(self.at, (rows, 1))
+        if not self.conditional:
+            return np.zeros((rows, 0))
+        if X is None:
+            raise TypeError("this density has a condition: name the inputs X, or take given(x) first.")
+        return self.inputs.to_model(X)
+
+
+class LawDensity(AbstractDensity):
+    """A law of the standardised data, such as a mixture of normals, in the data's own units."""
+
+    law: AbstractMeasure
+    scaling: Scaling
+
+    @property
+    def conditional(self) -> bool:
+        return False
+
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        return self.law.log_densities(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
+
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+        return self.scaling.to_data(self.law.draws(count, key=key))
+
+    def given(self, x: np.ndarray) -> AbstractDensity:
+        raise TypeError("this density has no condition.")
+
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+        raise ValueError("a law does not know its distribution function; use sample instead.")
+
+
+class Stack(AbstractDensity):
+    """A mixture of densities, ``p = sum_k weights_k p_k``, its weights from rows that none of them had seen."""
+
+    parts: tuple[AbstractDensity, ...]
+    weights: Float[np.ndarray, " k"]
+    scaling: AbstractScaling
+
+    @property
+    def conditional(self) -> bool:
+        return self.parts[0].conditional
+
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        parts = [part.log_density(targets, X) + np.log(w) for part, w in zip(self.parts, self.weights, strict=True)]
+        return logsumexp(np.stack(parts), axis=0)
+
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+        rng = np.random.default_rng(np.asarray(jr.key_data(key)))
+        keys = jr.split(key, len(self.parts))
+        if not self.conditional:
+            shares = rng.multinomial(count, self.weights)
+            draws = [p.sample(int(c), key=k) for p, c, k in zip(self.parts, shares, keys, strict=True) if c > 0]
+            return rng.permutation(np.concatenate(draws))
+        several = np.stack([part.sample(count, X, key=k) for part, k in zip(self.parts, keys, strict=True)])
+        owner = rng.choice(len(self.parts), size=several.shape[1:3], p=self.weights)
+        return np.take_along_axis(several, owner[None, :, :, None], axis=0)[0]
+
+    def given(self, x: np.ndarray) -> "Stack":
+        return Stack(tuple(part.given(x) for part in self.parts), self.weights, self.scaling)
+
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+        return Distributions.mixture([part.distributions(X) for part in self.parts], self.weights)
+
+    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+        return np.einsum("k,knd->nd", self.weights, np.stack([part.mean(X) for part in self.parts]))

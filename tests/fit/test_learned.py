@@ -1,0 +1,109 @@
+"""Learned chains: they find what is there, do not look at what they are judged by, repeat, resume and survive Ctrl-C."""
+
+import jax.random as jr
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from kexpfam import storage
+from kexpfam.data.sample import Sample
+from kexpfam.fit.learned import Learned, learn
+from kexpfam.fit.problem import Status
+from kexpfam.model.precision import double_precision
+
+SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400)
+
+
+def heteroscedastic(seed: int, rows: int = 600) -> Sample:
+    """y = x + (0.1 + 0.4 |x|) e."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2.0, 2.0, size=(rows, 1))
+    return Sample(x + (0.1 + 0.4 * np.abs(x)) * rng.normal(size=(rows, 1)), x)
+
+
+def learned(sample: Sample, settings: Learned = SMALL, seed: int = 0, **options):
+    with double_precision():
+        return learn(sample, settings, key=jr.key(seed), **options)
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    return learned(heteroscedastic(0))
+
+
+def test_it_gets_near_the_truth(ensemble):
+    """The mean excess over the true log density is a KL divergence: small, on rows that it has not seen."""
+    new = heteroscedastic(1, 2000)
+    truth = norm.logpdf(new.target, new.condition, 0.1 + 0.4 * np.abs(new.condition))[:, 0]
+    found = np.logaddexp.reduce(
+        [ensemble.chain.member(k).log_densities(new.target, new.condition, cells=96)[:, 0] for k in (0, 1)], 0
+    )
+    excess = truth - found + np.log(2.0)
+    assert -4.0 * excess.std() / np.sqrt(len(excess)) < excess.mean() < 0.2
+
+
+def test_held_out_rows_are_those_that_a_member_did_not_see(ensemble):
+    rows = np.isfinite(ensemble.held_out)
+    assert rows.sum() == 2 * int(SMALL.held_out * 600)
+    part = heteroscedastic(0).rows(rows)
+    each = np.stack([ensemble.chain.member(k).log_densities(part.target, part.condition, cells=288)[:, 0] for k in (0, 1)])
+    assert np.abs(each - ensemble.held_out[rows]).min(axis=0).max() < 1e-9
+
+
+def test_a_member_does_not_train_on_the_rows_that_judge_it():
+    """Other values there leave its weights after an epoch as they were; those of the other member change."""
+    sample, once = heteroscedastic(2), Learned(folds=2, repeats=1, width=16, epochs=1, cells=64)
+    first = learned(sample, once)
+    own = learned_rows(first, sample)
+    moved = np.array(sample.target)
+    moved[own] += 3.0
+    second = learned(Sample(moved, sample.condition), once)
+    assert np.array_equal(first.chain.member(0).out, second.chain.member(0).out)
+    assert not np.array_equal(first.chain.member(1).out, second.chain.member(1).out)
+
+
+def learned_rows(ensemble, sample: Sample) -> np.ndarray:
+    """Return the rows that the first member was judged by."""
+    scores = ensemble.chain.member(0).log_densities(sample.target, sample.condition, cells=288)[:, 0]
+    return np.flatnonzero(np.abs(scores - ensemble.held_out) < 1e-9)
+
+
+def test_the_same_key_gives_the_same_members(ensemble):
+    assert np.array_equal(learned(heteroscedastic(0)).chain.out, ensemble.chain.out)
+    assert not np.array_equal(learned(heteroscedastic(0), seed=1).chain.out, ensemble.chain.out)
+
+
+def test_it_resumes_from_a_checkpoint_as_if_nothing_had_happened(ensemble, tmp_path):
+    sample = heteroscedastic(0)
+    place = storage.Checkpoint(tmp_path / "run", (sample, SMALL))
+    calls = []
+
+    def interrupt(report):
+        calls.append(report)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    assert learned(sample, report=interrupt, checkpoint=place).status is Status.INTERRUPTED
+    assert calls[0].stage == "learning"
+    again = learned(sample, checkpoint=place)
+    assert np.array_equal(again.chain.out, ensemble.chain.out)
+
+
+def test_orders_of_columns_differ_between_members():
+    rng = np.random.default_rng(0)
+    ensemble = learned(
+        Sample.unconditional(rng.normal(size=(120, 6))), Learned(folds=3, repeats=2, width=8, epochs=2, cells=32)
+    )
+    assert len({tuple(order) for order in ensemble.chain.order}) > 1
+    assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(100, 5), (1000, 5), (8000, 2), (50_000, 2)])
+def test_many_rows_need_fewer_parts(rows, parts):
+    assert Learned().parts(rows) == parts
+
+
+@pytest.mark.parametrize("wrong", [{"folds": 1}, {"held_out": 0.9}, {"epochs": 0}, {"width": 0}, {"rate": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match="must"):
+        Learned(**wrong)

@@ -1,0 +1,114 @@
+"""Chains: normalised whatever their weights, blind to what comes after, and drawn from as they are scored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import kstest, norm
+
+from kexpfam.model.chain import HEAD, Chain, cell_masses, features, link_log_density, log_base, residuals
+from kexpfam.model.precision import double_precision
+
+CELLS = 288
+
+
+def rough(condition_dim: int, dim: int, *, seed: int, strength: float = 0.5) -> Chain:
+    """Return a chain with random weights everywhere, far from its start."""
+    rng = np.random.default_rng(seed)
+    orders = np.stack([rng.permutation(dim)])
+    chain = Chain.draw(condition_dim, orders, width=12, depth=2, seed=seed).member(0)
+    shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
+    return Chain(
+        chain.order,
+        chain.first,
+        chain.hidden,
+        shake(chain.biases, 0.3),
+        shake(chain.out, 0.1 * strength),
+        shake(chain.skip, 0.2 * strength),
+        shake(chain.shift, strength),
+    )
+
+
+def test_the_base_of_residuals_is_normalised():
+    assert quad(lambda r: np.exp(log_base(np.array([r])))[0], -300, 300, points=[-5, 0, 5], limit=500)[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_link_integrates_to_one_by_adaptive_quadrature(seed):
+    told = np.random.default_rng(seed).normal(size=(1, 1, HEAD + residuals(8).features.shape[1]))
+    density = lambda y: float(np.exp(link_log_density(np.array([[y]]), told, CELLS))[0, 0])
+    location, scale = told[0, 0, 0], np.exp(told[0, 0, 1])
+    inner, outer = location + scale * np.array([-6.0, 6.0]), location + scale * np.array([-150.0, 150.0])
+    total = sum(quad(density, a, b, limit=400)[0] for a, b in [(outer[0], inner[0]), tuple(inner), (inner[1], outer[1])])
+    assert total == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_half_the_cells_change_a_log_density_by_little(seed):
+    chain, rng = rough(2, 3, seed=seed), np.random.default_rng(seed)
+    y, x = rng.normal(size=(50, 3)), rng.normal(size=(50, 2))
+    coarse, fine = (chain.log_densities(y, x, cells=cells) for cells in (CELLS // 2, CELLS))
+    assert coarse == pytest.approx(fine, abs=1e-5)
+
+
+@pytest.mark.parametrize(("condition_dim", "dim"), [(0, 4), (3, 1), (2, 4), (0, 1)])
+def test_a_link_sees_the_condition_and_what_is_before_it_alone(condition_dim, dim):
+    chain, rng = rough(condition_dim, dim, seed=1), np.random.default_rng(0)
+    y, x = rng.normal(size=(1, dim)), rng.normal(size=(1, condition_dim))
+    told = lambda y, x: chain.told(rows := chain.rows(y, x), chain.units(rows))[0]
+    for j in range(dim):
+        moved = y.copy()
+        moved[0, chain.order[j]] += 1.0
+        changed = np.abs(told(moved, x) - told(y, x)).max(axis=1) > 1e-9
+        assert not changed[: j + 1].any()
+        assert changed[j + 1 :].all()
+    for k in range(condition_dim):
+        other = x.copy()
+        other[0, k] += 1.0
+        assert (np.abs(told(y, other) - told(y, x)).max(axis=1) > 1e-9).all()
+
+
+def test_numpy_and_jax_agree():
+    chain, rng = rough(2, 3, seed=4), np.random.default_rng(0)
+    y, x = rng.normal(size=(7, 3)), rng.normal(size=(7, 2))
+    with double_precision():
+        traced = jax.jit(lambda y, x: chain.log_densities(y, x, cells=CELLS))(jnp.asarray(y), jnp.asarray(x))
+    assert np.asarray(traced) == pytest.approx(chain.log_densities(y, x, cells=CELLS), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_follow_the_density(seed):
+    """PIT values of the links at draws are uniform: KS of 4,000 draws, three chains and three links, none below 1e-4."""
+    chain, rng = rough(2, 3, seed=seed), np.random.default_rng(seed)
+    x = rng.normal(size=(4000, 2))
+    draws = chain.sample(x, cells=CELLS, rng=rng)
+    rows = chain.rows(draws.targets, x)
+    told = chain.told(rows, chain.units(rows))
+    for j in range(3):
+        edges, masses = cell_masses(told[:, j], 4 * CELLS)
+        y = draws.targets[:, chain.order[j]]
+        below = np.array([np.interp(one, e, np.append(0.0, np.cumsum(m))) for one, e, m in zip(y, edges, masses, strict=True)])
+        assert kstest(below, "uniform").pvalue > 1e-4
+
+
+def test_draws_carry_their_own_log_density():
+    """KL(cells || density) is the mean log ratio: within 4 standard errors and a discretisation error of 0.002 of 0."""
+    chain, rng = rough(1, 2, seed=3), np.random.default_rng(3)
+    x = rng.normal(size=(20_000, 1))
+    draws = chain.sample(x, cells=CELLS, rng=rng)
+    ratio = draws.log_density - chain.log_densities(draws.targets, x, cells=CELLS).sum(1)
+    assert abs(ratio.mean()) < 4.0 * ratio.std() / np.sqrt(len(ratio)) + 0.002
+
+
+def test_at_its_start_every_link_is_nearly_standard_normal():
+    chain = Chain.draw(2, np.arange(3)[None], width=64, depth=2, seed=0).member(0)
+    rng = np.random.default_rng(0)
+    y, x = rng.normal(size=(200, 3)), rng.normal(size=(200, 2))
+    assert chain.log_densities(y, x, cells=CELLS).mean() == pytest.approx(norm.logpdf(y).mean(), abs=0.05)
+
+
+def test_features_are_bounded():
+    far = np.abs(features(np.array([-1e6, 1e6])))
+    assert np.isfinite(far).all()
+    assert far.max() <= 12.5

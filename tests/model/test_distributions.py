@@ -1,0 +1,61 @@
+"""Polygons as distribution functions, against closed forms and sums."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from kexpfam.model.distributions import Distributions
+
+
+@pytest.fixture
+def normal() -> Distributions:
+    """Two normal laws as fine polygons."""
+    points = np.linspace(-9.0, 9.0, 4001) * np.array([[1.0], [2.0]]) + np.array([[0.0], [3.0]])
+    return Distributions(points, norm.cdf(points, [[0.0], [3.0]], [[1.0], [2.0]]))
+
+
+def test_cdf_and_quantile_are_those_of_the_normal_law_and_inverse_to_each_other(normal):
+    y = np.array([[-1.0, 0.3], [2.0, 7.0]])
+    assert normal.cdf(y) == pytest.approx(norm.cdf(y, [[0.0], [3.0]], [[1.0], [2.0]]), abs=1e-6)
+    assert normal.quantile(normal.cdf(y)) == pytest.approx(y, abs=1e-9)
+
+
+def test_mean_is_that_of_the_law(normal):
+    assert normal.mean() == pytest.approx([0.0, 3.0], abs=1e-9)
+
+
+def test_crps_is_the_closed_form_of_the_normal_law(normal):
+    y, mean, sd = np.array([0.7, -2.0]), np.array([0.0, 3.0]), np.array([1.0, 2.0])
+    z = (y - mean) / sd
+    expected = sd * (z * (2.0 * norm.cdf(z) - 1.0) + 2.0 * norm.pdf(z) - 1.0 / np.sqrt(np.pi))
+    assert normal.crps(y) == pytest.approx(expected, abs=1e-5)
+
+
+def test_crps_of_a_target_beyond_the_last_point_counts_the_distance():
+    cells = Distributions.of_cells(np.array([[0.0, 1.0]]), np.array([[1.0]]))
+    # F = t on [0, 1]: the integral of t^2 is a third, and from 1 to 3 the error is 1.
+    assert cells.crps(np.array([3.0])) == pytest.approx([1.0 / 3.0 + 2.0])
+
+
+def test_cells_need_not_be_normalised_and_may_be_empty():
+    cells = Distributions.of_cells(np.array([[0.0, 1.0, 2.0, 4.0]]), np.array([[2.0, 0.0, 2.0]]))
+    assert cells.cdf(np.array([[0.5, 1.5, 3.0, 9.0, -1.0]])) == pytest.approx(np.array([[0.25, 0.5, 0.75, 1.0, 0.0]]))
+
+
+def test_mixture_is_the_weighted_sum_of_distribution_functions(normal):
+    other = Distributions.of_cells(np.array([[-1.0, 0.0, 5.0]] * 2), np.array([[0.3, 0.7]] * 2))
+    mixed = Distributions.mixture([normal, other], np.array([0.25, 0.75]))
+    y = np.random.default_rng(0).normal(size=(2, 50))
+    assert mixed.cdf(y) == pytest.approx(0.25 * normal.cdf(y) + 0.75 * other.cdf(y), abs=1e-12)
+    assert mixed.mean() == pytest.approx(0.25 * normal.mean() + 0.75 * other.mean())
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_rows_do_not_see_each_other(rows):
+    rng = np.random.default_rng(rows)
+    points = np.sort(rng.normal(size=(rows, 40)) * 10.0 ** rng.uniform(-6, 6, size=(rows, 1)), axis=1)
+    levels = np.sort(rng.uniform(size=(rows, 40)), axis=1)
+    levels[:, 0], levels[:, -1] = 0.0, 1.0
+    y = points[:, :1] + rng.uniform(-0.2, 1.2, size=(rows, 9)) * np.ptp(points, axis=1, keepdims=True)
+    slow = np.stack([np.interp(*row) for row in zip(y, points, levels, strict=True)])
+    assert Distributions(points, levels).cdf(y) == pytest.approx(slow, abs=1e-9)
