@@ -27,7 +27,7 @@ class Cost:
         self._memory, self._start = _memory("VmRSS"), time.perf_counter()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._start
         self.megabytes = max(_memory("VmHWM") - self._memory, 0.0)
 

@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from numpy.typing import ArrayLike  # noqa: E402
 
 from kexpfam.plot import DATA_COLOUR, SAMPLE_COLOUR
 from reproduction.records import Record, good
@@ -130,6 +131,6 @@ def draw_all(records: dict[str, list[Record]], folder: Path) -> list[Path]:
     return paths
 
 
-def _cloud(axis, points, colour: str, label: str) -> None:
+def _cloud(axis: plt.Axes, points: ArrayLike, colour: str, label: str) -> None:
     points = np.asarray(points)
     axis.scatter(points[:, 0], points[:, 1], s=4, color=colour, alpha=0.6, linewidths=0, label=label)

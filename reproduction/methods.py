@@ -24,7 +24,7 @@ __all__ = [
     "with_solver",
 ]
 
-LIBRARY, OURS = "kexpfam.estimators", "reproduction.competitors"
+LIBRARY, OURS, PEERS = "kexpfam.estimators", "reproduction.competitors", "reproduction.peers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Method:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     module: str = LIBRARY
 
-    def __call__(self, seed: int):
+    def __call__(self, seed: int) -> Any:
         return getattr(importlib.import_module(self.module), self.estimator)(**self.settings, random_state=seed)
 
     def __str__(self) -> str:
@@ -51,6 +51,8 @@ DENSITIES: dict[str, Method] = {
     "kde": Method("KernelDensity"),
     "mixture": Method("GaussianMixtureDensity"),
     "spline flow": Method("SplineFlow"),
+    "sklearn mixture": Method("HeldOutMixture", module=OURS),
+    "vine": Method("KernelVine", module=PEERS),
 }
 CONDITIONALS: dict[str, Method] = {
     "auto": Method("ConditionalKernelExpFamily"),
@@ -62,6 +64,8 @@ CONDITIONALS: dict[str, Method] = {
     "conditional kde": Method("ConditionalKernelDensity"),
     "linear": Method("LinearGaussian", module=OURS),
     "forest": Method("ForestWithResiduals", module=OURS),
+    "ngboost": Method("NGBoostNormal", module=PEERS),
+    "quantile forest": Method("SmoothedQuantileForest", module=PEERS),
 }
 # With length scale and penalty given, so that the solution is timed and not the search for settings.
 GIVEN = {"base": "gaussian", "lengthscale": 1.0, "rkhs_penalty": 1e-3, "normaliser": "importance"}
@@ -79,6 +83,7 @@ LABELS = {
     "kcef": "KCEF",
     "lscde": "LSCDE",
     "epsilon-kde": "ε-KDE",
+    "ngboost": "NGBoost",
 }
 
 

@@ -10,10 +10,14 @@ from typing import Any
 from kexpfam.version import __version__
 from reproduction.specs import Cell, Spec, identity
 
-__all__ = ["Ledger", "Record", "Values", "chosen", "good", "provenance"]
+__all__ = ["Ledger", "Record", "Unavailable", "Values", "chosen", "good", "provenance"]
 
 Record = dict[str, Any]
 Values = dict[str, Any]
+
+
+class Unavailable(Exception):
+    """What a cell needs is not on this machine: no result, and so no record. The message says what to do."""
 
 
 class Ledger:

@@ -9,7 +9,7 @@ import joblib
 from threadpoolctl import threadpool_limits
 
 from kexpfam.progress import Listener, Report
-from reproduction.records import Ledger, Record, provenance
+from reproduction.records import Ledger, Record, Unavailable, provenance
 from reproduction.specs import Cell, Spec
 
 __all__ = ["measured", "run"]
@@ -25,22 +25,27 @@ ENVIRONMENT = {
 
 
 def run(spec: Spec, ledger: Ledger, *, jobs: int | None = None, report: Listener | None = None) -> None:
-    """Measure the cells that have no record yet, and append each record as it arrives.
+    """Measure the cells that have no record yet, and append each record as it arrives; warn of what could not be measured here.
 
     ``jobs=None`` leaves the number of processes, and where they run, to ``joblib.parallel_config``: a Dask cluster, say.
     """
     # Seed by seed, so that a run that is broken off has something of every method.
     todo, total = sorted(ledger.missing(spec), key=lambda cell: cell.get("seed", 0)), len(spec.cells)
-    done, made_by = total - len(todo), provenance()
+    done, made_by, absent = total - len(todo), provenance(), []
     if report is not None:
         report(Report(spec.name, done, total, {}))
     with _environment(ENVIRONMENT):
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-        for record in parallel(joblib.delayed(measured)(cell) for cell in todo):
+        for record in parallel(joblib.delayed(_measured_if_possible)(cell) for cell in todo):
+            if isinstance(record, Unavailable):
+                absent.append(str(record))
+                continue
             ledger.append(record | made_by)
             done += 1
             if report is not None:
                 report(Report(spec.name, done, total, {}))
+    if absent:
+        warnings.warn(f"{len(absent)} cells of {spec.name} left out: {' '.join(dict.fromkeys(absent))}", stacklevel=2)
 
 
 @contextlib.contextmanager
@@ -55,6 +60,14 @@ def _environment(wanted: dict[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
+def _measured_if_possible(cell: Cell) -> Record | Unavailable:
+    """Return the record of one cell, or what it lacks; as a value, because an exception would end the other cells."""
+    try:
+        return measured(cell)
+    except Unavailable as lack:
+        return lack
+
+
 def measured(cell: Cell) -> Record:
     """Return the record of one cell; what goes wrong in it is a result, and is kept as one."""
     from reproduction.measurements import MEASUREMENTS
@@ -64,6 +77,8 @@ def measured(cell: Cell) -> Record:
         warnings.simplefilter("always")
         try:
             record |= {"values": MEASUREMENTS[cell["measure"]](cell)}
+        except Unavailable:
+            raise
         except Exception as error:
             record |= {"status": f"{type(error).__name__}: {error}"[:300], "values": {}}
     said = {type(warning.message).__name__ for warning in caught if warning.category.__module__.startswith("kexpfam")}

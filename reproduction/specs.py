@@ -7,6 +7,7 @@ leaves the product out of quick runs.
 
 import itertools
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ __all__ = ["COMMAND", "EXPERIMENTS", "Cell", "Spec", "identity", "load_spec"]
 FOLDER = Path(__file__).parent / "specs"
 # How an experiment is run, in a checkout.
 COMMAND = "kexpfam reproduce"
-EXPERIMENTS = ("table1", "table2", "larger", "figures", "cost", "rate", "algorithms", "duals")
+EXPERIMENTS = ("table1", "table2", "larger", "figures", "cost", "rate", "algorithms", "duals", "uci", "joint", "posteriors")
 
 Cell = dict[str, Any]
 
@@ -30,12 +31,14 @@ class Spec:
     cells: tuple[Cell, ...]
 
 
-def load_spec(name: str, *, quick: bool = False) -> Spec:
-    """Return the experiment of that name, with fewer and smaller cells if it is to be quick."""
+def load_spec(name: str, *, quick: bool = False, methods: Collection[str] | None = None) -> Spec:
+    """Return the experiment of that name, with fewer and smaller cells if it is to be quick, or with some methods only."""
     with (FOLDER / f"{name}.toml").open("rb") as stream:
         content = tomllib.load(stream)
     products = [_sized(product, quick) for product in content["cells"]]
     cells = [cell for product in products if product is not None for cell in _multiplied(product)]
+    if methods is not None:
+        cells = [cell for cell in cells if cell.get("method") in methods]
     return Spec(name, content["title"], tuple(cells))
 
 

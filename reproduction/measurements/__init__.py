@@ -6,7 +6,9 @@ from reproduction.measurements.benchmark import conditional
 from reproduction.measurements.growth import cost, rate
 from reproduction.measurements.neighbours import bare_neighbours
 from reproduction.measurements.portraits import convergence, portrait
+from reproduction.measurements.posteriors import posterior
 from reproduction.measurements.protocol import released_protocol
+from reproduction.measurements.real import joint, regression
 from reproduction.measurements.synthetic import algorithm, density, dual
 from reproduction.records import Values
 from reproduction.specs import Cell
@@ -24,4 +26,7 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "convergence": convergence,
     "cost": cost,
     "rate": rate,
+    "regression": regression,
+    "joint": joint,
+    "posterior": posterior,
 }

@@ -1,5 +1,7 @@
 """Benchmark sets of p(y | x): random halves, standardised by the training half."""
 
+from typing import Any
+
 import numpy as np
 
 from kexpfam import datasets
@@ -30,7 +32,7 @@ def conditional(cell: Cell) -> Values:
     return values | (_calibration(model, test) if cell["method"] in CALIBRATED else {})
 
 
-def _calibration(model, test: np.ndarray) -> Values:
+def _calibration(model: Any, test: np.ndarray) -> Values:
     diagnosis = model.diagnose(test[:, :-1], test[:, -1])
     calibration = diagnosis.calibration
     return {

@@ -82,7 +82,7 @@ def _solved(solver: Solver) -> Callable[[np.ndarray, jax.Array], Tilt]:
     return lambda x, key: solver.solve(_problem(x), key=key).tilt
 
 
-def _score_matched(x: np.ndarray, key) -> Tilt:
+def _score_matched(x: np.ndarray, key: jax.Array) -> Tilt:
     """Return the score-matching solution in the same space, with its penalty falling like n^(-1/3), as its theory asks."""
     base, kernel = _problem(x).base, GaussianKernel(TRUE_LENGTHSCALE)
     basis, scores = Basis.of_derivatives(kernel, _centres(x)), np.asarray(base_scores(base, x))

@@ -1,6 +1,9 @@
 """What the figures show: draws and f of a fit, and draws along the saddle steps from a cold start."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.saddle import DoublyDual
@@ -41,13 +44,14 @@ def convergence(cell: Cell) -> Values:
     solver = DDE(steps=steps, saddle=saddle, snapshots=True)
     with Cost() as cost:
         model = with_solver(solver, cell["seed"]).fit(train)
-    kept, scaling = model.solution_.snapshots or {}, model.density_.scaling
+    solution: Any = model.solution_
+    kept, scaling = solution.snapshots or {}, model.density_.scaling
     wanted = [str(step) for step in cell["steps"] if str(step) in kept]
     return {
         "data": _rounded(train),
         "draws": {step: _rounded(scaling.to_data(np.asarray(kept[step]))) for step in wanted},
         "seconds": cost.seconds,
-        "status": model.solution_.status.name,
+        "status": solution.status.name,
     }
 
 
@@ -56,5 +60,5 @@ def _limits(column: np.ndarray) -> tuple[float, float]:
     return float(column.min() - pad), float(column.max() + pad)
 
 
-def _rounded(values) -> list:
+def _rounded(values: ArrayLike) -> list:
     return np.round(np.asarray(values, float), DECIMALS).tolist()

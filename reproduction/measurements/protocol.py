@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -55,7 +56,7 @@ def _space(sample: Sample) -> FeatureSpace:
     return FeatureSpace.of_kernels(GaussianKernel(scale(sample.target)), GaussianKernel(scale(sample.condition)), sample)
 
 
-def _test_nll(tilt: Tilt, test: np.ndarray, key) -> float:
+def _test_nll(tilt: Tilt, test: np.ndarray, key: jax.Array) -> float:
     targets, conditions = test[:, -1:], test[:, :-1]
     law = scipy.stats.norm(targets.mean(), targets.std() + 1e-6)
     points = law.ppf(np.asarray(jr.uniform(key, (TEST_DRAWS, 1), minval=1e-6, maxval=1.0 - 1e-6)))

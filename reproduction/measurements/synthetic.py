@@ -1,5 +1,7 @@
 """Synthetic sets, whose truth is known: likelihood, distance of samples, time and memory."""
 
+from typing import Any
+
 import jax
 import jax.random as jr
 import numpy as np
@@ -8,6 +10,7 @@ from kexpfam import datasets
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.judge.diagnosis import sampler_fit
 from kexpfam.judge.metrics import mmd_squared
+from kexpfam.model.density import Density
 from kexpfam.model.kernels import median_distance
 from reproduction.cost import Cost, timed
 from reproduction.methods import DENSITIES, DUALS, solver_named, with_solver
@@ -37,7 +40,7 @@ def dual(cell: Cell) -> Values:
     return _measured(with_solver(DUALS[cell["method"]](), cell["seed"]), cell)
 
 
-def _measured(model, cell: Cell) -> Values:
+def _measured(model: Any, cell: Cell) -> Values:
     truth = synthetic(cell["dataset"], cell["dim"])
     train = truth.sample(cell["rows"], random_state=cell["seed"])
     test = truth.sample(TEST_ROWS[cell["dataset"]], random_state=1000 + cell["seed"])
@@ -66,14 +69,21 @@ def _measured(model, cell: Cell) -> Values:
 
 
 def _facts_of_ours(model: KernelExpFamily, train: np.ndarray, cell: Cell) -> Values:
-    """Return what only a model with a sampler apart from its density has: the gap between the two, and the solver's facts."""
+    """Return what only a model with a sampler apart from its density has: the gap between the two, and the solver's facts.
+
+    Where other candidates share the density with the kernel model, only their weights.
+    """
+    weights = {"weights": {one.name: one.weight for one in model.candidates_}}
+    density = model.density_
+    if not isinstance(density, Density) or density.log_partition is None or model.solution_ is None or model.selection_ is None:
+        return weights
     fitted = sampler_fit(model.density_, train, JUDGED_DRAWS, key=jr.key(cell["seed"]))
-    return {
+    return weights | {
         "status": model.solution_.status.name,
         "sampler_kl": fitted.kl.value,
         "sampler_folds": fitted.draws.folds,
         "effective_share": fitted.share,
-        "log_partition_error": model.density_.log_partition.standard_error,
+        "log_partition_error": density.log_partition.standard_error,
         "dims": list(model.selection_.settings.dims),
         "facts": {name: float(value) for name, value in model.solution_.facts.items() if np.isfinite(value)},
     }

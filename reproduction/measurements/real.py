@@ -1,0 +1,84 @@
+"""Real tables: regressions on their standard splits, and joint densities; likelihood, calibration, time and memory."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.stats
+
+from reproduction import real_data
+from reproduction.cost import Cost, timed
+from reproduction.methods import CONDITIONALS, DENSITIES
+from reproduction.peers import version_of
+from reproduction.records import Values
+from reproduction.specs import Cell
+
+__all__ = ["joint", "likelihood", "pit", "regression"]
+
+DRAWS, REPEATS = 5000, 3
+# A target with fewer distinct values than this share of its rows has its PIT spread over the steps between them.
+DISCRETE_SHARE = 0.5
+COVERAGE = 0.9
+
+
+def regression(cell: Cell) -> Values:
+    """Return likelihood, calibration, time and memory of one estimator on one standard split, in the target's own units."""
+    split = real_data.regression_split(cell["dataset"], cell["seed"])
+    model = CONDITIONALS[cell["method"]](cell["seed"])
+    jax.clear_caches()  # so that every fit pays for its own compilation, whichever cells ran before it
+    with Cost() as cost:
+        model.fit(split.train[:, :-1], split.train[:, -1])
+    X, y = split.test[:, :-1], split.test[:, -1]
+    ranks, randomised = pit(model, X, y, np.random.default_rng(cell["seed"]))
+    values = likelihood(model.score_samples(X, y)) | {
+        "ks_p_value": float(scipy.stats.kstest(ranks, "uniform").pvalue),
+        "coverage_90": float(np.mean(np.abs(ranks - 0.5) <= 0.5 * COVERAGE)),
+        "randomised": randomised,
+        "distinct_targets": len(np.unique(np.concatenate([split.train[:, -1], y]))),
+    }
+    return values | _costs(cell, split, cost)
+
+
+def joint(cell: Cell) -> Values:
+    """Return likelihood, time and memory of one estimator of a joint density, and the largest share of one value in a column.
+
+    Of our default, the verdict of its diagnosis too.
+    """
+    sizes = {name: cell[name] for name in ("dim", "rows") if name in cell}
+    split = real_data.joint_split(cell["dataset"], **sizes, seed=cell["seed"])
+    model = DENSITIES[cell["method"]](cell["seed"])
+    jax.clear_caches()
+    with Cost() as cost:
+        model.fit(split.train)
+    values = likelihood(model.score_samples(split.test)) | {
+        "sampling_seconds": timed(lambda: model.sample(DRAWS, random_state=0), repeats=REPEATS),
+        "ties": max(float(np.unique(column, return_counts=True)[1].max() / len(column)) for column in split.train.T),
+    }
+    if split.truth_nll is not None:
+        values["truth_nll"] = split.truth_nll
+    if cell["method"] == "auto":
+        values["verdict"] = model.diagnose().verdict
+    return values | _costs(cell, split, cost)
+
+
+def likelihood(scores: np.ndarray) -> Values:
+    """Return the mean NLL of test rows and its standard error; a row that cannot be is an error, since no mean has it."""
+    impossible = int(np.sum(~np.isfinite(scores)))
+    if impossible:
+        raise ValueError(f"{impossible} of {len(scores)} test rows have no finite log density.")
+    return {"nll": float(-scores.mean()), "nll_error": float(scores.std() / np.sqrt(len(scores)))}
+
+
+def pit(model: Any, X: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
+    """Return ``F(y | x)`` of each row, and whether it was spread over the steps of a discrete target."""
+    distinct = np.unique(y)
+    randomised = len(distinct) < DISCRETE_SHARE * len(y)
+    step = 0.5 * float(np.diff(distinct).min()) if randomised and len(distinct) > 1 else 0.0
+    low, high = (np.asarray(model.cdf(X, y + side)) for side in (-step, step))
+    return np.clip(low + rng.uniform(size=len(y)) * (high - low), 0.0, 1.0), randomised
+
+
+def _costs(cell: Cell, split: real_data.Split, cost: Cost) -> Values:
+    rows, columns = split.train.shape
+    found: Values = {"seconds": cost.seconds, "megabytes": cost.megabytes, "training_rows": rows, "columns": columns}
+    return found | ({"package": version_of(cell["method"])} if version_of(cell["method"]) else {})

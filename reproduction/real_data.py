@@ -1,0 +1,116 @@
+"""Real tables from a folder of the user's, split as the literature splits them; two stand-ins that need no folder.
+
+Nothing is shipped and nothing is downloaded. The folder, which KEXPFAM_TABLES names, has
+
+- ``uci/NAME.npz``: ``data``, its last column the target, and ``test_0``, ``test_1``, ..., the rows that each split leaves out;
+- ``density/NAME.npz``: ``data``;
+- ``sbibm/TASK.npz``: ``observations`` and ``reference_posterior``, draws at each of them.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from reproduction.records import Unavailable
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "JOINT",
+    "STAND_IN",
+    "Split",
+    "TableNotFoundError",
+    "chain",
+    "joint_split",
+    "regression_split",
+    "stored",
+]
+
+FOLDER_VARIABLE = "KEXPFAM_TABLES"
+# The regression that quick runs have in place of a UCI set, and its rows.
+STAND_IN, STAND_IN_ROWS = "wave", 200
+# Where the rows of a joint density are; a UCI set has its target as one more column.
+JOINT = {"power-plant": "uci", "concrete": "uci", "kin8nm": "uci", "redwine": "density", "whitewine": "density"}
+DIGITS_COMPONENTS = 20
+CHAIN_NOISE, CHAIN_TEST_ROWS = 0.3, 5000
+# One row in so many is for the test, and the shuffle that decides is the same for everybody.
+TEST_PART, SHUFFLE = 5, 0
+
+
+class TableNotFoundError(Unavailable):
+    """A table has no file here; the message says which folder to name and what to put there."""
+
+
+class Split(NamedTuple):
+    """Rows to learn from, rows to be judged by, and the true mean NLL of the latter where it is known."""
+
+    train: np.ndarray
+    test: np.ndarray
+    truth_nll: float | None = None
+
+
+def stored(kind: str, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one file of the user's folder."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        raise TableNotFoundError(f"real tables are read from a folder: name it by the environment variable {FOLDER_VARIABLE}.")
+    path = Path(folder) / kind / f"{name}.npz"
+    if not path.is_file():
+        raise TableNotFoundError(f"the folder that {FOLDER_VARIABLE} names, {folder}, has no {kind}/{path.name}.")
+    with np.load(path, allow_pickle=False) as content:
+        return {key: content[key] for key in content.files}
+
+
+def regression_split(name: str, split: int) -> Split:
+    """Return a standard split of a UCI set, in its own units, the target in the last column."""
+    if name == STAND_IN:
+        return _wave(split)
+    content = stored("uci", name)
+    if f"test_{split}" not in content:
+        raise ValueError(f"uci/{name}.npz has no split {split}: there is no array test_{split}.")
+    data, test = content["data"].astype(float), content[f"test_{split}"]
+    return Split(np.delete(data, test, axis=0), data[test])
+
+
+def _wave(seed: int) -> Split:
+    """Return a target that waves with one of two inputs, and whose noise grows with the other."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1.0, 1.0, size=(STAND_IN_ROWS, 2))
+    y = np.sin(3.0 * x[:, 0]) + (0.1 + 0.1 * np.abs(x[:, 1])) * rng.normal(size=len(x))
+    rows = np.column_stack([x, y])
+    return Split(rows[len(rows) // TEST_PART :], rows[: len(rows) // TEST_PART])
+
+
+def joint_split(name: str, *, dim: int = 10, rows: int = 5000, seed: int = 0) -> Split:
+    """Return a shuffled set, the first fifth for the test, in units of the training rows; the chain in its own units.
+
+    ``dim``, ``rows`` (for training) and ``seed`` are those of the chain.
+    """
+    if name == "chain":
+        train, _ = chain(rows, dim, seed=seed)
+        test, log_density = chain(CHAIN_TEST_ROWS, dim, seed=1000 + seed)
+        return Split(train, test, float(-log_density.mean()))
+    data = _digits() if name == "digits" else stored(JOINT[name], name)["data"].astype(float)
+    order = np.random.RandomState(SHUFFLE).permutation(len(data))
+    test, train = np.split(data[order], [len(data) // TEST_PART])
+    mean, scale = train.mean(0), train.std(0)
+    return Split((train - mean) / scale, (test - mean) / scale)
+
+
+def chain(rows: int, dim: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return draws of ``x_0 ~ N(0, 1), x_j = sin(2 x_{j-1}) + 0.3 e_j``, and the log density of each."""
+    noise = np.random.default_rng(seed).normal(size=(rows, dim))
+    x = noise.copy()
+    for column in range(1, dim):
+        x[:, column] = np.sin(2.0 * x[:, column - 1]) + CHAIN_NOISE * noise[:, column]
+    return x, scipy.stats.norm.logpdf(noise).sum(1) - (dim - 1) * np.log(CHAIN_NOISE)
+
+
+def _digits() -> np.ndarray:
+    """Return scikit-learn's digits in their first principal components."""
+    from sklearn.datasets import load_digits
+    from sklearn.decomposition import PCA
+
+    return PCA(DIGITS_COMPONENTS, svd_solver="full").fit_transform(load_digits().data)

@@ -1,0 +1,159 @@
+"""The tables of the real data: records and printed figures in, Markdown out."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from reproduction.methods import CONDITIONALS, DENSITIES
+from reproduction.records import Record, chosen, good
+from reproduction.tables import (
+    NOTHING,
+    count,
+    failures,
+    label,
+    legend,
+    markdown,
+    mean,
+    mean_and_error,
+    most,
+    number,
+)
+
+__all__ = ["PUBLISHED", "details", "joint", "lowest_in_bold", "posteriors", "uci"]
+
+with (Path(__file__).parent / "published.toml").open("rb") as stream:
+    PUBLISHED = tomllib.load(stream)
+
+REGRESSORS = ("auto", "ngboost", "quantile forest", "conditional kde")
+DENSITY_MODELS = ("auto", "sklearn mixture", "spline flow", "vine")
+# Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a value of a column
+# has this share of its rows or more.
+FEW_VALUES, MANY_TIES = 0.05, 0.2
+# A PIT that is less probable than this, if it were uniform, is not.
+LEAST_P_VALUE = 0.01
+
+
+def uci(records: list[Record]) -> str:
+    """Return NLL of ours, of the peers on the same splits and as printed; and below it calibration, time and memory."""
+    names = list(next(iter(PUBLISHED["regression"].values())))
+    rows, costs = [], []
+    for dataset, here in _by_dataset(records):
+        printed = [PUBLISHED["regression"].get(dataset, {}).get(name) for name in names]
+        star, texts = _star(here), [*_likelihoods(here, REGRESSORS, 2), *(number(value, 2) for value in printed)]
+        if not star:
+            texts = lowest_in_bold(texts, [*_mean_nlls(here, REGRESSORS), *printed])
+        rows.append([dataset + star, _size(here), count(chosen(here, method="auto")), *texts])
+        mine = [good(here, method=method) for method in REGRESSORS]
+        costs.append([dataset + star, *(f"{_calibrated(each)}; {_time_and_memory(each)}" for each in mine)])
+    header = ("set", "rows × inputs", "splits, default", *_names(REGRESSORS), *(f"{name}, printed" for name in names))
+    below = markdown(("PIT; fit s / MB", *_names(REGRESSORS)), costs)
+    return f"{markdown(header, rows)}\n\n{below}\n\n{legend(REGRESSORS, CONDITIONALS)}"
+
+
+def joint(records: list[Record]) -> str:
+    """Return NLL of ours and of the peers on the same rows; and below it time, memory and speed of sampling."""
+    rows, costs = [], []
+    for dataset, here in _by_dataset(records):
+        star, texts = _star(here), _likelihoods(here, DENSITY_MODELS, 3)
+        if not star:
+            texts = lowest_in_bold(texts, _mean_nlls(here, DENSITY_MODELS))
+        mine = [good(here, method=method) for method in DENSITY_MODELS]
+        verdicts = dict.fromkeys(record["values"]["verdict"] for record in mine[0])
+        rows.append([dataset + star, _size(here), mean(good(here), "truth_nll", 3), *texts, ", ".join(verdicts) or NOTHING])
+        costs.append([dataset + star, *(f"{_time_and_memory(each)}; {_milliseconds(each)}" for each in mine)])
+    header = ("set", "rows × columns", "truth", *_names(DENSITY_MODELS), "verdict on the default")
+    below = markdown(("fit s / MB; ms per 5,000 draws", *_names(DENSITY_MODELS)), costs)
+    return f"{markdown(header, rows)}\n\n{below}\n\n{_printed_joint()}\n\n{legend(DENSITY_MODELS, DENSITIES)}"
+
+
+def posteriors(records: list[Record]) -> str:
+    """Return C2ST of our draws beside the printed one of neural posterior estimation, and time and memory."""
+    rows = []
+    for task, size in sorted({(record["cell"]["dataset"], record["cell"]["rows"]) for record in records}):
+        seen = chosen(records, dataset=task, rows=size, method="auto")
+        mine, printed = good(seen), PUBLISHED["posterior"].get(task, {}).get(str(size))
+        ours = float(np.mean([record["values"]["c2st"] for record in mine])) if mine else None
+        worst = max((max(record["values"]["c2st_each"]) for record in mine), default=None)
+        texts = lowest_in_bold([number(ours, 3) + failures(seen), number(printed, 3)], [ours, printed])
+        outside = mean(mine, "outside", 1, factor=100.0)
+        rows.append([task, f"{size:,}", *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
+    names = ("task", "simulations", *_names(["auto"]), "NPE, printed", "worst observation", "% of draws off the support")
+    table = markdown((*names, "fit s / MB", "ms per 5,000 draws"), rows)
+    return f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
+
+
+def details(records: list[Record]) -> str:
+    """Return everything that was measured of each method on each set, one row each."""
+    rows = []
+    for dataset, here in _by_dataset(records):
+        for method in dict.fromkeys(record["cell"]["method"] for record in here):
+            seen, mine = chosen(here, method=method), good(here, method=method)
+            packages = dict.fromkeys(record["values"].get("package", NOTHING) for record in mine)
+            row = [dataset, label(method), count(seen), mean_and_error(mine, "nll", 3)]
+            row += [_calibrated(mine), mean(mine, "coverage_90", 2), mean(mine, "seconds", 1), most(mine, "seconds")]
+            rows.append([*row, most(mine, "megabytes"), _milliseconds(mine), ", ".join(packages) or NOTHING])
+    names = ("set", "method", "runs", "NLL", "PIT", "inside 90 %", "fit s", "worst", "MB", "ms per 5,000 draws", "package")
+    return markdown(names, rows)
+
+
+def lowest_in_bold(texts: Sequence[str], values: Sequence[float | None]) -> list[str]:
+    """Return the texts with that of the lowest value in bold; one value alone is not the lowest of anything."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return list(texts)
+    return [f"**{text}**" if value == min(known) else text for text, value in zip(texts, values, strict=True)]
+
+
+def _by_dataset(records: list[Record]) -> list[tuple[str, list[Record]]]:
+    return [(name, chosen(records, dataset=name)) for name in sorted({record["cell"]["dataset"] for record in records})]
+
+
+def _names(methods: Sequence[str]) -> list[str]:
+    return [f"**{label(method)}**" if method == "auto" else label(method) for method in methods]
+
+
+def _likelihoods(here: list[Record], methods: Sequence[str], digits: int) -> list[str]:
+    """Return the mean NLL of each method with its standard error over runs, failures in sight."""
+    return [mean_and_error(good(here, method=m), "nll", digits) + failures(chosen(here, method=m)) for m in methods]
+
+
+def _mean_nlls(here: list[Record], methods: Sequence[str]) -> list[float | None]:
+    values = [[record["values"]["nll"] for record in good(here, method=method)] for method in methods]
+    return [float(np.mean(each)) if each else None for each in values]
+
+
+def _size(here: list[Record]) -> str:
+    """Return rows and columns of the training part; of a regression, without the target."""
+    for record in good(here):
+        is_regression = record["cell"]["measure"] == "regression"
+        return f"{record['values']['training_rows']:,} × {record['values']['columns'] - is_regression}"
+    return NOTHING
+
+
+def _star(here: list[Record]) -> str:
+    """Return a star if there are so many ties that the likelihood has no bound."""
+    few = lambda values: values.get("distinct_targets", np.inf) <= FEW_VALUES * values["training_rows"]
+    tied = lambda values: values.get("ties", 0.0) >= MANY_TIES
+    return "*" if any(few(record["values"]) or tied(record["values"]) for record in good(here)) else ""
+
+
+def _calibrated(records: list[Record]) -> str:
+    """Return on how many runs the PIT may be uniform."""
+    p_values = [record["values"]["ks_p_value"] for record in records if "ks_p_value" in record["values"]]
+    return f"{sum(p >= LEAST_P_VALUE for p in p_values)} of {len(p_values)}" if p_values else NOTHING
+
+
+def _time_and_memory(records: list[Record]) -> str:
+    return f"{mean(records, 'seconds', 1)} / {most(records, 'megabytes')}"
+
+
+def _milliseconds(records: list[Record]) -> str:
+    return mean(records, "sampling_seconds", 0, factor=1e3)
+
+
+def _printed_joint() -> str:
+    """Return the sentence on figures of another protocol."""
+    printed = ", ".join(f"{name} {value:.2f}" for name, value in PUBLISHED["joint"]["redwine"].items())
+    return f"Printed for red wine, over ten folds of the whole set: {printed}."
