@@ -91,7 +91,7 @@ def details(records: list[Record]) -> str:
         for method in dict.fromkeys(record["cell"]["method"] for record in here):
             seen, mine = chosen(here, method=method), good(here, method=method)
             packages = dict.fromkeys(record["values"].get("package", NOTHING) for record in mine)
-            row = [dataset, label(method), count(seen), mean_and_error(mine, "nll", 3)]
+            row = [dataset, label(method), count(seen), _likelihood(mine, 3)]
             row += [_calibrated(mine), mean(mine, "coverage_90", 2), mean(mine, "seconds", 1), most(mine, "seconds")]
             rows.append([*row, most(mine, "megabytes"), _milliseconds(mine), ", ".join(packages) or NOTHING])
     names = ("set", "method", "runs", "NLL", "PIT", "inside 90 %", "fit s", "worst", "MB", "ms per 5,000 draws", "package")
@@ -116,12 +116,23 @@ def _names(methods: Sequence[str]) -> list[str]:
 
 def _likelihoods(here: list[Record], methods: Sequence[str], digits: int) -> list[str]:
     """Return the mean NLL of each method with its standard error over runs, failures in sight."""
-    return [mean_and_error(good(here, method=m), "nll", digits) + failures(chosen(here, method=m)) for m in methods]
+    return [_likelihood(good(here, method=m), digits) + failures(chosen(here, method=m)) for m in methods]
+
+
+def _likelihood(mine: list[Record], digits: int) -> str:
+    """Return the mean NLL; where rows have a density of 0, how many, and the NLL of the others."""
+    text, impossible = mean_and_error(mine, "nll", digits), _impossible(mine)
+    return f"∞ (rows of density 0: {impossible}; {text} without)" if impossible else text
+
+
+def _impossible(mine: list[Record]) -> int:
+    return sum(record["values"]["impossible_rows"] for record in mine)
 
 
 def _mean_nlls(here: list[Record], methods: Sequence[str]) -> list[float | None]:
-    values = [[record["values"]["nll"] for record in good(here, method=method)] for method in methods]
-    return [float(np.mean(each)) if each else None for each in values]
+    each = [good(here, method=method) for method in methods]
+    values = [[np.inf if _impossible([record]) else record["values"]["nll"] for record in mine] for mine in each]
+    return [float(np.mean(found)) if found else None for found in values]
 
 
 def _size(here: list[Record]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
-from kexpfam.model.chain import HEAD, Chain, cell_masses, features, link_log_density, log_base, residuals
+from kexpfam.model.chain import HEAD, Chain, Told, features, log_base, residuals
 from kexpfam.model.precision import double_precision
 
 CELLS = 288
@@ -37,7 +37,7 @@ def test_the_base_of_residuals_is_normalised():
 @pytest.mark.parametrize("seed", range(5))
 def test_a_link_integrates_to_one_by_adaptive_quadrature(seed):
     told = np.random.default_rng(seed).normal(size=(1, 1, HEAD + residuals(8).features.shape[1]))
-    density = lambda y: float(np.exp(link_log_density(np.array([[y]]), told, CELLS))[0, 0])
+    density = lambda y: float(np.exp(Told.of(told, None).log_density(np.array([[y]]), CELLS))[0, 0])
     location, scale = told[0, 0, 0], np.exp(told[0, 0, 1])
     inner, outer = location + scale * np.array([-6.0, 6.0]), location + scale * np.array([-150.0, 150.0])
     total = sum(quad(density, a, b, limit=400)[0] for a, b in [(outer[0], inner[0]), tuple(inner), (inner[1], outer[1])])
@@ -56,7 +56,11 @@ def test_half_the_cells_change_a_log_density_by_little(seed):
 def test_a_link_sees_the_condition_and_what_is_before_it_alone(condition_dim, dim):
     chain, rng = rough(condition_dim, dim, seed=1), np.random.default_rng(0)
     y, x = rng.normal(size=(1, dim)), rng.normal(size=(1, condition_dim))
-    told = lambda y, x: chain.told(rows := chain.rows(y, x), chain.units(rows))[0]
+
+    def told(y, x):
+        rows = chain.rows(y, x)
+        return np.concatenate([np.reshape(part, (dim, -1)) for part in chain.told(rows, chain.units(rows))[:3]], axis=1)
+
     for j in range(dim):
         moved = y.copy()
         moved[0, chain.order[j]] += 1.0
@@ -86,8 +90,9 @@ def test_draws_follow_the_density(seed):
     rows = chain.rows(draws.targets, x)
     told = chain.told(rows, chain.units(rows))
     for j in range(3):
-        edges, masses = cell_masses(told[:, j], 4 * CELLS)
-        y = draws.targets[:, chain.order[j]]
+        link = Told(*(None if part is None else part[:, j] for part in told))
+        edges, masses = link.cells(4 * CELLS)
+        y, edges = draws.targets[:, chain.order[j]], link.in_units(edges)
         below = np.array([np.interp(one, e, np.append(0.0, np.cumsum(m))) for one, e, m in zip(y, edges, masses, strict=True)])
         assert kstest(below, "uniform").pvalue > 1e-4
 
@@ -112,3 +117,25 @@ def test_features_are_bounded():
     far = np.abs(features(np.array([-1e6, 1e6])))
     assert np.isfinite(far).all()
     assert far.max() <= 12.5
+
+
+BOUNDS = np.array([[-1.0, -0.5, -2.0], [0.5, 3.0, 0.1]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
+    """The share of a cell across a bound is that of its width: an error of the second order in the cells."""
+    free, rng = rough(1, 3, seed=seed), np.random.default_rng(seed)
+    chain = free.within(BOUNDS[:, free.order].astype(np.float32))
+    x = rng.normal(size=(500, 1))
+    draws = chain.sample(x, cells=CELLS, rng=rng)
+    assert np.all((draws.targets >= BOUNDS[0] - 1e-6) & (draws.targets <= BOUNDS[1] + 1e-6))
+    rows = chain.rows(draws.targets[:20], x[:20])
+    told = chain.told(rows, chain.units(rows))
+    for j, column in enumerate(chain.order):
+        link = Told(*(None if part is None else part[:, j : j + 1] for part in told))
+        y = np.linspace(*BOUNDS[:, column], 3001)
+        density = np.exp(link.log_density(np.broadcast_to(y, (20, len(y))), CELLS))
+        assert np.trapezoid(density, y, axis=1) == pytest.approx(1.0, abs=0.01)
+    ratio = draws.log_density - chain.log_densities(draws.targets, x, cells=CELLS).sum(1)
+    assert abs(ratio.mean()) < 4.0 * ratio.std() / np.sqrt(len(ratio)) + 0.005

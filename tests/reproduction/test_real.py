@@ -12,7 +12,14 @@ from reproduction.measurements import MEASUREMENTS, posteriors, real
 from reproduction.records import Ledger, Unavailable
 from reproduction.specs import Spec, load_spec
 
-FACTS = {"training_rows": 900, "columns": 9, "distinct_targets": 800, "ks_p_value": 0.5, "coverage_90": 0.9}
+FACTS = {
+    "training_rows": 900,
+    "columns": 9,
+    "distinct_targets": 800,
+    "ks_p_value": 0.5,
+    "coverage_90": 0.9,
+    "impossible_rows": 0,
+}
 
 
 @pytest.fixture
@@ -122,10 +129,12 @@ def test_a_joint_density_is_measured_beside_the_truth():
     assert values["truth_nll"] < values["nll"] and values["ties"] == 1 / 300 and values["package"].startswith("scikit-learn ")
 
 
-def test_a_row_that_cannot_be_has_no_likelihood():
-    assert real.likelihood(np.array([-1.0, -3.0])) == {"nll": 2.0, "nll_error": pytest.approx(np.sqrt(0.5))}
-    with pytest.raises(ValueError, match="1 of 2 test rows"):
-        real.likelihood(np.array([-np.inf, 0.0]))
+def test_a_row_of_density_zero_is_counted_and_cannot_win():
+    found = real.likelihood(np.array([-1.0, -np.inf, -3.0]))
+    assert found == {"nll": 2.0, "nll_error": pytest.approx(np.sqrt(0.5)), "impossible_rows": 1}
+    records = [run_of("auto", 2.0), run_of("ngboost", -5.0, impossible_rows=1)]
+    row = rows_of(real_tables.uci(records))[2]
+    assert row[3] == "**2.00**" and row[4] == "∞ (rows of density 0: 1; -5.00 without)"
 
 
 class Rounded:

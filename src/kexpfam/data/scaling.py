@@ -1,17 +1,12 @@
 """The map between data units and model units, column by column, with its log-Jacobian."""
 
-import abc
-from typing import Any
-
 import equinox as eqx
-import jax
 import numpy as np
-import scipy.special
 from jaxtyping import Float
 
 from kexpfam.data.sample import AnyArray
 
-__all__ = ["AbstractScaling", "BoundedScaling", "Scaling", "constant_columns", "heavy_tailed_columns", "most_normal_power"]
+__all__ = ["Scaling", "constant_columns", "heavy_tailed_columns", "most_normal_power"]
 
 # A column whose spread is below this share of its magnitude is constant up to rounding.
 CONSTANT_TOLERANCE = 1e-10
@@ -19,37 +14,16 @@ CONSTANT_TOLERANCE = 1e-10
 HEAVY_TAIL = 10.0
 # A power this close to 0 (or 2) is taken for its limit, the logarithm.
 SMALL_RATE = 1e-8
-# Values on a bound are taken to be this share of the range inside it.
-NEAREST = 1e-9
 
 
-class AbstractScaling(eqx.Module):
-    """The map between data units x and model units z, column by column; NumPy or JAX arrays, as they are given."""
-
-    @property
-    @abc.abstractmethod
-    def width(self) -> int:
-        """Return the number of columns."""
-
-    @abc.abstractmethod
-    def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        """Return the rows in model units."""
-
-    @abc.abstractmethod
-    def to_data(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        """Return the rows in data units."""
-
-    @abc.abstractmethod
-    def log_jacobian(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
-        """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
-
-
-class Scaling(AbstractScaling):
-    """Every column by its mean and spread, after a transformation that takes out heavy tails or skewness.
+class Scaling(eqx.Module):
+    """The map between data units x and model units z, column by column.
 
     ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In columns that are ``warped``, w is arcsinh: heavy tails
     become ordinary ones, so that a few far points neither set the scale nor fall off the base measure. In the others w is the
     Yeo-Johnson transformation of that power, which takes out skewness; power 1, the default, is the identity.
+
+    The maps take NumPy arrays or JAX arrays and give back what they were given.
     """
 
     shift: Float[AnyArray, " d"]
@@ -90,9 +64,11 @@ class Scaling(AbstractScaling):
 
     @property
     def width(self) -> int:
+        """Return the number of columns."""
         return self.shift.shape[0]
 
     def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
+        """Return the rows in model units."""
         xp = values.__array_namespace__()
         scaled = (values - self.shift) / self.scale
         u = _yeo_johnson(scaled, self.powers)
@@ -100,6 +76,7 @@ class Scaling(AbstractScaling):
         return (u - self.centre) / self.spread
 
     def to_data(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
+        """Return the rows in data units."""
         xp = values.__array_namespace__()
         w = self.centre + self.spread * values
         u = _inverse_yeo_johnson(w, self.powers)
@@ -107,6 +84,7 @@ class Scaling(AbstractScaling):
         return self.shift + self.scale * u
 
     def log_jacobian(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
+        """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
         xp = values.__array_namespace__()
         u = (values - self.shift) / self.scale
         stretch = (_rates(u, self.powers) - 1.0) * xp.log1p(xp.abs(u))
@@ -114,50 +92,6 @@ class Scaling(AbstractScaling):
             # log of sqrt(1 + u^2), which u^2 must not overflow.
             stretch = xp.where(xp.asarray(self.warped), -xp.log(xp.hypot(xp.ones_like(u), u)), stretch)
         return xp.sum(stretch - xp.log(self.scale) - xp.log(self.spread), axis=1)
-
-
-class BoundedScaling(AbstractScaling):
-    """Columns between a lower and an upper bound, carried to the whole line by the normal quantile function, then standardised.
-
-    A uniform column becomes a normal one, and any density that is finite at its bounds gets normal tails. Values outside the
-    bounds are no number in model units.
-    """
-
-    low: Float[AnyArray, " d"]
-    high: Float[AnyArray, " d"]
-    inner: Scaling
-
-    @staticmethod
-    def standardising(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> "BoundedScaling":
-        """Return the scaling between these bounds that gives every column mean 0 and standard deviation 1."""
-        scaling = BoundedScaling(low, high, Scaling.plain(values))
-        return BoundedScaling(low, high, Scaling.plain(scaling._scores(values)))
-
-    @property
-    def width(self) -> int:
-        return self.low.shape[0]
-
-    def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        return self.inner.to_model(self._scores(values))
-
-    def to_data(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        return self.low + (self.high - self.low) * _special(values).ndtr(self.inner.to_data(values))
-
-    def log_jacobian(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
-        xp, scores = values.__array_namespace__(), self._scores(values)
-        stretch = 0.5 * scores**2 + 0.5 * np.log(2.0 * np.pi) - xp.log(self.high - self.low)
-        return xp.sum(stretch, axis=1) + self.inner.log_jacobian(scores)
-
-    def _scores(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        xp = values.__array_namespace__()
-        shares = (values - self.low) / (self.high - self.low)
-        inside = (shares >= 0.0) & (shares <= 1.0)
-        return _special(values).ndtri(xp.where(inside, xp.clip(shares, NEAREST, 1.0 - NEAREST), xp.nan))
-
-
-def _special(values: Float[AnyArray, "..."]) -> Any:
-    """Return the special functions for an array: SciPy's, or JAX's."""
-    return scipy.special if isinstance(values, np.ndarray) else jax.scipy.special
 
 
 def most_normal_power(column: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
-from kexpfam.data.scaling import AbstractScaling, BoundedScaling, Scaling
+from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, whole
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
@@ -184,18 +184,14 @@ class KernelModel(Estimator):
     def _pose_chain(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a learned chain."""
         targets, condition, inputs = rows
-        settings, scaling = self.learned or EFFORTS[self.effort], self._chain_scaling(targets)
-        sample = Sample(scaling.to_model(targets), condition)
-        place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", (sample, settings))
-        ensemble = learn(sample, settings, key=keys[4], report=listener, checkpoint=place)
+        settings, scaling = self.learned or EFFORTS[self.effort], Scaling.standardising(targets)
+        sample, support = Sample(scaling.to_model(targets), condition), None
+        if self.bounds is not None:
+            support = np.concatenate([scaling.to_model(side) for side in checked_bounds(self.bounds, targets)])
+        place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", (sample, settings, support))
+        ensemble = learn(sample, settings, key=keys[4], support=support, report=listener, checkpoint=place)
         density = LearnedDensity(ensemble.chain, scaling, Inputs.of(inputs, condition))
         return Posed(ensemble.held_out + scaling.log_jacobian(targets), lambda: density)
-
-    def _chain_scaling(self, targets: np.ndarray) -> AbstractScaling:
-        if self.bounds is None:
-            return Scaling.standardising(targets)
-        low, high = checked_bounds(self.bounds, targets)
-        return BoundedScaling.standardising(targets, low[0], high[0])
 
     def _proposal(
         self, scaled: dict[bool, Scaled], solver: Solver, integration: Integration, seed: int

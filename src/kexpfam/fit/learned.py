@@ -82,7 +82,7 @@ class Learned(eqx.Module):
     rkhs_penalty: float = 2e-3
     dropout: float = 0.05
     average: float = 0.95
-    cells: int = 96
+    cells: int = 160
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")
@@ -125,6 +125,7 @@ class Task(eqx.Module):
     condition: Float[AnyArray, "n p"]
     kept: Int[AnyArray, "m k"]
     held: Int[AnyArray, "m h"]
+    support: Float[AnyArray, "m 2 d"] | None
 
 
 class Progress(NamedTuple):
@@ -172,8 +173,9 @@ class Trainer(eqx.Module):
         """Train every member for an epoch and keep the weights that held-out rows prefer."""
         rate = self.rate(state.step)
         keys = jr.split(key, len(task.kept))
-        players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, keys)
-        own = eqx.filter_vmap(lambda chain, rows: jnp.mean(self.score(task, chain, rows)))(players.average, task.held)
+        players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
+        judge = lambda chain, rows, support: jnp.mean(self.score(task, chain.within(support), rows))
+        own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
         score = _elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
         keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -187,14 +189,22 @@ class Trainer(eqx.Module):
         share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs))
         return self.settings.rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
 
-    def epoch(self, task: Task, rate: Float[Array, ""], player: Player, kept: Int[Array, " k"], key: Key[Array, ""]) -> Player:
+    def epoch(
+        self,
+        task: Task,
+        rate: Float[Array, ""],
+        player: Player,
+        kept: Int[Array, " k"],
+        support: Float[Array, "2 d"] | None,
+        key: Key[Array, ""],
+    ) -> Player:
         """Return a member after one pass over its rows."""
         order_key, drop_key = jr.split(key)
         steps = len(kept) // self.batch
         rows = kept[jr.permutation(order_key, len(kept))[: steps * self.batch]].reshape(steps, self.batch)
 
         def update(player: Player, drawn: tuple[Array, Array]) -> tuple[Player, None]:
-            gradient = eqx.filter_grad(self.cost)(player.chain, task, *drawn)
+            gradient = eqx.filter_grad(lambda chain: self.cost(chain.within(support), task, *drawn))(player.chain)
             directions, moments = optimiser().update(gradient, player.moments)
             shrunk = lambda direction, weight: -(direction + self.settings.decay * weight)
             chain = stepped(
@@ -232,10 +242,11 @@ def learn(
     settings: Learned,
     *,
     key: Key[Array, ""],
+    support: Float[np.ndarray, "2 d"] | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Ensemble:
-    """Return an ensemble learned from a sample in model units."""
+    """Return an ensemble learned from a sample in model units; ``support`` are bounds of the targets, in these units too."""
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
     seed = seed_from(seed_key)
@@ -245,14 +256,15 @@ def learn(
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
     orders = np.stack([rng.permutation(dim) for _ in shifted])
     chain = Chain.draw(sample.condition.shape[1], orders, width=settings.hidden(dim), depth=settings.depth, seed=seed)
+    bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
     epochs = min(settings.epochs, -(-settings.steps // (kept.shape[1] // batch)))
     trainer = Trainer(settings, parts, batch, epochs)
-    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held)
+    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
     options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
     result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
-    best = jax.tree.map(np.asarray, result.state.best)
+    best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace)
 
 

@@ -10,6 +10,7 @@ The residual has unit scale, so that one fixed set of cells resolves it however 
 the case of a condition of width zero, and :math:`p(y | x)` of a single target the chain of one link.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 from kexpfam.model.networks import silu
 
-__all__ = ["HEAD", "Chain", "Draws", "Residuals", "cell_masses", "keep_all", "link_log_density", "residuals"]
+__all__ = ["HEAD", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
 
 # Gaussian bumps of the tilt, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps their whitening finite.
 BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4
@@ -84,6 +85,67 @@ def log_base(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     return logsumexp(parts) - 0.5 * LOG_TWO_PI
 
 
+class Told(NamedTuple):
+    """What links are told: location, log scale and coefficients of the tilt; and the bounds of the residual, if any."""
+
+    location: Float[AnyArray, "*n"]
+    log_scale: Float[AnyArray, "*n"]
+    coefficients: Float[AnyArray, "*n k"]
+    low: Float[AnyArray, "*n"] | None
+    high: Float[AnyArray, "*n"] | None
+
+    @classmethod
+    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None) -> "Told":
+        """Return what the outputs of a network say; a location outside the support is moved to its border."""
+        xp = outputs.__array_namespace__()
+        location, log_scale = outputs[..., 0], xp.clip(outputs[..., 1], *LOG_SCALES)
+        if support is None:
+            return cls(location, log_scale, outputs[..., HEAD:], None, None)
+        low, high = support.astype(outputs.dtype)
+        location, shrink = xp.clip(location, low, high), xp.exp(-log_scale)
+        return cls(location, log_scale, outputs[..., HEAD:], (low - location) * shrink, (high - location) * shrink)
+
+    def log_density(self, y: Float[AnyArray, "*n"], cells: int) -> Float[AnyArray, "*n"]:
+        """Return the log density of each target, which must lie in the support."""
+        r = (y - self.location) * y.__array_namespace__().exp(-self.log_scale)
+        tilt = (self.coefficients * features(r)).sum(axis=-1)
+        return log_base(r) - self.log_scale + tilt - logsumexp(self.exponents(cells))
+
+    def exponents(self, cells: int) -> Float[AnyArray, "*n m"]:
+        """Return the log masses of the cells before they are normalised; a cell across a bound has the share that is inside."""
+        grid, dtype = residuals(cells, np.dtype(self.coefficients.dtype).name), self.coefficients.dtype
+        exponents = grid.log_masses + self.coefficients @ grid.features.T
+        if self.low is None or self.high is None:
+            return exponents
+        xp = exponents.__array_namespace__()
+        inside = xp.minimum(grid.edges[1:], self.high[..., None]) - xp.maximum(grid.edges[:-1], self.low[..., None])
+        return exponents + xp.log(xp.clip(inside / np.diff(grid.edges), np.finfo(dtype).tiny, 1.0))
+
+    def cells(self, cells: int) -> tuple[Float[np.ndarray, "n edges"], Float[np.ndarray, "n m"]]:
+        """Return the edges of each row's cells, in residuals and within the bounds, and the probabilities of the cells."""
+        exponents = self.exponents(cells)
+        masses = np.exp(exponents - exponents.max(axis=1, keepdims=True))
+        edges = np.broadcast_to(residuals(cells, exponents.dtype.name).edges, (len(masses), cells + 1))
+        if self.low is not None and self.high is not None:
+            edges = np.clip(edges, self.low[:, None], self.high[:, None])
+        return edges, masses / masses.sum(axis=1, keepdims=True)
+
+    def in_units(self, r: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+        """Return residuals in units of the target."""
+        return self.location[:, None] + np.exp(self.log_scale)[:, None] * r
+
+    def drawn(self, cells: int, levels: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
+        edges, masses = self.cells(cells)
+        cumulative, rows, tiny = np.cumsum(masses, axis=1), np.arange(len(masses)), np.finfo(masses.dtype).tiny
+        wanted = levels * cumulative[:, -1]
+        place = np.minimum((cumulative < wanted[:, None]).sum(axis=1), cells - 1)
+        mass, left = np.maximum(masses[rows, place], tiny), edges[rows, place]
+        width = np.maximum(edges[rows, place + 1] - left, tiny)
+        share = np.clip((wanted - cumulative[rows, place]) / mass + 1.0, 0.0, 1.0)
+        return self.in_units((left + share * width)[:, None])[:, 0], np.log(mass) - np.log(width) - self.log_scale
+
+
 class Masks(NamedTuple):
     """Which inputs a hidden unit, and which units and inputs a link of the chain, may look at; and the units' degrees."""
 
@@ -123,7 +185,7 @@ class Chain(eqx.Module):
     """A law of targets under a condition, link by link; one member of an ensemble, or several stacked along a first axis.
 
     ``order`` says which column of the targets each link is about. The weights lie as inputs times outputs; those of the links
-    are (inputs, links, outputs per link).
+    are (inputs, links, outputs per link). ``support`` are the lower and upper bounds of the targets, in the order of the chain.
     """
 
     order: Int[AnyArray, "*m d"]
@@ -133,9 +195,18 @@ class Chain(eqx.Module):
     out: Float[AnyArray, "*m w d o"]
     skip: Float[AnyArray, "*m a d o"]
     shift: Float[AnyArray, "*m d o"]
+    support: Float[AnyArray, "*m 2 d"] | None = None
 
     @classmethod
-    def draw(cls, condition_dim: int, orders: Int[np.ndarray, "m d"], *, width: int, depth: int, seed: int) -> "Chain":
+    def draw(
+        cls,
+        condition_dim: int,
+        orders: Int[np.ndarray, "m d"],
+        *,
+        width: int,
+        depth: int,
+        seed: int,
+    ) -> "Chain":
         """Return stacked members with these orders of the targets, whose links are all close to the standard normal law."""
         (members, dim), rng = orders.shape, np.random.default_rng(seed)
         inputs, outputs = condition_dim + dim, HEAD + FEATURES
@@ -163,7 +234,12 @@ class Chain(eqx.Module):
 
     def member(self, k: int) -> "Chain":
         """Return one of several stacked members."""
-        return Chain(*(getattr(self, name)[k] for name in self.__dataclass_fields__))
+        parts = (getattr(self, name) for name in self.__dataclass_fields__)
+        return Chain(*(None if part is None else part[k] for part in parts))
+
+    def within(self, support: Float[AnyArray, "*m 2 d"] | None) -> "Chain":
+        """Return the chain with these bounds of its targets, in its own order; they are no weights, and are not learned."""
+        return dataclasses.replace(self, support=support)
 
     def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
         """Return what the network sees: the condition, and the targets in the chain's order."""
@@ -178,18 +254,18 @@ class Chain(eqx.Module):
             h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
         return h
 
-    def told(self, rows: Float[AnyArray, "n a"], units: Float[AnyArray, "n w"]) -> Float[AnyArray, "n d o"]:
+    def told(self, rows: Float[AnyArray, "n a"], units: Float[AnyArray, "n w"]) -> "Told":
         """Return what every link is told: location, log scale and the coefficients of the tilt."""
         flat = lambda part, mask: (part * mask[:, :, None]).astype(rows.dtype).reshape(part.shape[0], -1)
         outputs = units @ flat(self.out, self.masks.out) + rows @ flat(self.skip, self.masks.skip)
-        return outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype)
+        return Told.of(outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype), self.support)
 
     def log_densities(
         self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"], *, cells: int, thin: Callable = keep_all
     ) -> Float[AnyArray, "n d"]:
         """Return ``log p(y_j | y_<j, x)`` of every link, in the order of the chain."""
         rows = self.rows(y, x)
-        return link_log_density(rows[:, x.shape[1] :], self.told(rows, self.units(rows, thin)), cells)
+        return self.told(rows, self.units(rows, thin)).log_density(rows[:, x.shape[1] :], cells)
 
     def sample(self, x: Float[np.ndarray, "n p"], *, cells: int, rng: np.random.Generator) -> Draws:
         """Return one row of targets per condition: a single pass, in which each link inverts its distribution function.
@@ -208,49 +284,11 @@ class Chain(eqx.Module):
             for layer in range(1, len(layers)):
                 below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
                 layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
-            told = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
-            targets[:, j], log_link = _drawn(told, cells, np.asarray(rng.random(count, np.float32)))
+            outputs = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
+            told = Told.of(outputs, None if self.support is None else self.support[:, j])
+            targets[:, j], log_link = told.drawn(cells, np.asarray(rng.random(count, np.float32)))
             log_density += log_link
             entering += targets[:, j, None] * first[p + j]
         places = np.empty_like(self.order)
         places[self.order] = np.arange(dim)
         return Draws(targets[:, places].astype(np.float64), log_density)
-
-
-def link_log_density(y: Float[AnyArray, "n d"], told: Float[AnyArray, "n d o"], cells: int) -> Float[AnyArray, "n d"]:
-    """Return the log density of each target under what its link was told."""
-    r, log_scale = _residual(y, told)
-    tilt = (told[..., HEAD:] * features(r)).sum(axis=-1)
-    return log_base(r) - log_scale + tilt - logsumexp(_exponents(told, cells))
-
-
-def cell_masses(told: Float[np.ndarray, "n o"], cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges of each row's cells, in units of the target, and the probabilities of the cells."""
-    location, scale = told[:, :1], np.exp(np.clip(told[:, 1:HEAD], *LOG_SCALES))
-    exponents = _exponents(told, cells)
-    masses = np.exp(exponents - exponents.max(axis=1, keepdims=True))
-    return location + scale * residuals(cells, told.dtype.name).edges, masses / masses.sum(axis=1, keepdims=True)
-
-
-def _exponents(told: Float[AnyArray, "*n o"], cells: int) -> Float[AnyArray, "*n m"]:
-    """Return the log masses of the cells before they are normalised."""
-    grid = residuals(cells, np.dtype(told.dtype).name)
-    return grid.log_masses + told[..., HEAD:] @ grid.features.T
-
-
-def _residual(y: Float[AnyArray, "*n"], told: Float[AnyArray, "*n o"]) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
-    xp = y.__array_namespace__()
-    log_scale = xp.clip(told[..., 1], *LOG_SCALES)
-    return (y - told[..., 0]) * xp.exp(-log_scale), log_scale
-
-
-def _drawn(told: np.ndarray, cells: int, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
-    edges, masses = residuals(cells, told.dtype.name).edges, cell_masses(told, cells)[1]
-    cumulative, rows = np.cumsum(masses, axis=1), np.arange(len(told))
-    wanted = levels * cumulative[:, -1]
-    place = np.minimum((cumulative < wanted[:, None]).sum(axis=1), masses.shape[1] - 1)
-    mass, width = masses[rows, place], np.diff(edges)[place]
-    share = np.clip((wanted - cumulative[rows, place]) / np.maximum(mass, np.finfo(mass.dtype).tiny) + 1.0, 0.0, 1.0)
-    log_scale = np.clip(told[:, 1], *LOG_SCALES)
-    return told[:, 0] + np.exp(log_scale) * (edges[place] + share * width), np.log(mass) - np.log(width) - log_scale

@@ -5,8 +5,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from kexpfam.data.scaling import AbstractScaling, Scaling
-from kexpfam.model.chain import Chain, cell_masses
+from kexpfam.data.scaling import Scaling
+from kexpfam.model.chain import Chain, Told
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity, Distributions
 from kexpfam.model.measures import AbstractMeasure, logsumexp
@@ -28,7 +28,7 @@ class LearnedDensity(AbstractDensity):
     """
 
     members: Chain
-    scaling: AbstractScaling
+    scaling: Scaling
     inputs: Inputs
     at: Float[np.ndarray, " p"] | None = None
 
@@ -41,7 +41,7 @@ class LearnedDensity(AbstractDensity):
 
     def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
         z, condition = self.scaling.to_model(targets), self._conditions(X, len(targets))
-        inside = np.all(np.isfinite(z), axis=1)
+        inside = self._inside(z)
         z = np.where(inside[:, None], z, 0.0)
         rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
         pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
@@ -52,6 +52,14 @@ class LearnedDensity(AbstractDensity):
         """Return the log density of targets in model units."""
         parts = [self.members.member(k).log_densities(z, condition, cells=cells).sum(1) for k in range(len(self))]
         return logsumexp(np.stack(parts), axis=0) - np.log(len(self))
+
+    def _inside(self, z: np.ndarray) -> np.ndarray:
+        """Return which targets, in model units, lie in the support."""
+        first = self.members.member(0)
+        if first.support is None:
+            return np.ones(len(z), bool)
+        ordered = z[:, first.order].astype(np.float32)
+        return np.all((ordered >= first.support[0]) & (ordered <= first.support[1]), axis=1)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         condition = self._conditions(X, 1)
@@ -78,8 +86,11 @@ class LearnedDensity(AbstractDensity):
         rows = np.concatenate([condition, np.zeros((len(condition), 1))], axis=1)
         parts = []
         for member in map(self.members.member, range(len(self))):
-            edges, masses = cell_masses(member.told(rows, member.units(rows))[:, 0], CELLS)
-            parts.append(Distributions.of_cells(self.scaling.to_data(edges.reshape(-1, 1)).reshape(edges.shape), masses))
+            outputs = member.told(rows, member.units(rows))
+            told = Told(*(None if part is None else part[:, 0] for part in outputs))
+            edges, masses = told.cells(CELLS)
+            points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
+            parts.append(Distributions.of_cells(points, masses))
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
 
     def mean(self, X: np.ndarray | None = None) -> np.ndarray:
@@ -126,7 +137,7 @@ class Stack(AbstractDensity):
 
     parts: tuple[AbstractDensity, ...]
     weights: Float[np.ndarray, " k"]
-    scaling: AbstractScaling
+    scaling: Scaling
 
     @property
     def conditional(self) -> bool:
