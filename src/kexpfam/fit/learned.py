@@ -25,6 +25,8 @@ __all__ = ["EFFORTS", "Ensemble", "Learned", "learn"]
 
 # The rate falls to this share of itself along half a cosine.
 LAST_RATE = 0.02
+# Epochs over which it rises first.
+WARM_UP = 5.0
 # A held-out score must rise by this much (nats) to count as better.
 PROGRESS = 1e-4
 SMALLEST_BATCH, BATCHES_PER_EPOCH = 32, 16
@@ -55,7 +57,7 @@ class Learned(eqx.Module):
     batch : int
         Rows per update, at most.
     rate, decay : float
-        Of AdamW.
+        Of AdamW; a network wider than twice ``width`` takes a smaller rate in proportion.
     rkhs_penalty : float
         The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
     dropout : float
@@ -73,11 +75,11 @@ class Learned(eqx.Module):
     width: int = 64
     depth: int = 2
     units: int = 12
-    steps: int = 12_000
+    steps: int = 6_000
     epochs: int = 400
     patience: int = 25
     batch: int = 256
-    rate: float = 3e-3
+    rate: float = 1e-2
     decay: float = 1e-4
     rkhs_penalty: float = 2e-3
     dropout: float = 0.05
@@ -105,7 +107,7 @@ class Learned(eqx.Module):
 EFFORTS = {
     "fast": Learned(folds=2, repeats=1, epochs=200, patience=10),
     "default": Learned(),
-    "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=24_000, epochs=800),
+    "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=12_000, epochs=800),
 }
 
 
@@ -160,6 +162,7 @@ class Trainer(eqx.Module):
     parts: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
     epochs: int = eqx.field(static=True)
+    top_rate: float = eqx.field(static=True)
 
     def start(self, chain: Chain) -> State:
         """Return the state before the first epoch."""
@@ -186,8 +189,8 @@ class Trainer(eqx.Module):
 
     def rate(self, epoch: Int[Array, ""]) -> Float[Array, ""]:
         """Return the learning rate of an epoch."""
-        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs))
-        return self.settings.rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
+        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs)) * jnp.minimum((epoch + 1.0) / WARM_UP, 1.0)
+        return self.top_rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
 
     def epoch(
         self,
@@ -259,7 +262,8 @@ def learn(
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
     epochs = min(settings.epochs, -(-settings.steps // (kept.shape[1] // batch)))
-    trainer = Trainer(settings, parts, batch, epochs)
+    width = settings.hidden(dim)
+    trainer = Trainer(settings, parts, batch, epochs, settings.rate * min(1.0, 2.0 * settings.width / width))
     task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
     options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}

@@ -36,6 +36,8 @@ TAIL_SHARES, TAIL_WIDTHS = (0.95, 0.035, 0.01, 0.005), (1.0, 3.0, 9.0, 27.0)
 FINEST, LAST = 2.0, 150.0
 # Logarithms of scales, in standard deviations of a column, are kept in this range: ties have no limit of their own.
 LOG_SCALES = (-7.0, 3.0)
+# Norms of a tilt in its RKHS approach this one: its peaks are as wide as a cell then, and none can hide between two.
+LARGEST_NORM = 25.0
 # What a link of the chain is told besides the tilt's coefficients: location, log scale.
 HEAD = 2
 # Numbers in psi: the bumps, a linear and a quadratic function.
@@ -98,12 +100,13 @@ class Told(NamedTuple):
     def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None) -> "Told":
         """Return what the outputs of a network say; a location outside the support is moved to its border."""
         xp = outputs.__array_namespace__()
-        location, log_scale = outputs[..., 0], xp.clip(outputs[..., 1], *LOG_SCALES)
+        location, log_scale, free = outputs[..., 0], xp.clip(outputs[..., 1], *LOG_SCALES), outputs[..., HEAD:]
+        coefficients = free / xp.sqrt(1.0 + xp.sum(free**2, axis=-1, keepdims=True) / LARGEST_NORM**2)
         if support is None:
-            return cls(location, log_scale, outputs[..., HEAD:], None, None)
+            return cls(location, log_scale, coefficients, None, None)
         low, high = support.astype(outputs.dtype)
         location, shrink = xp.clip(location, low, high), xp.exp(-log_scale)
-        return cls(location, log_scale, outputs[..., HEAD:], (low - location) * shrink, (high - location) * shrink)
+        return cls(location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink)
 
     def log_density(self, y: Float[AnyArray, "*n"], cells: int) -> Float[AnyArray, "*n"]:
         """Return the log density of each target, which must lie in the support."""
