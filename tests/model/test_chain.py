@@ -92,6 +92,7 @@ def test_draws_follow_the_density(seed):
     for j in range(3):
         link = Told(*(None if part is None else part[:, j] for part in told))
         edges, masses = link.cells(4 * CELLS)
+        masses = masses / masses.sum(axis=1, keepdims=True)
         y, edges = draws.targets[:, chain.order[j]], link.in_units(edges)
         below = np.array([np.interp(one, e, np.append(0.0, np.cumsum(m))) for one, e, m in zip(y, edges, masses, strict=True)])
         assert kstest(below, "uniform").pvalue > 1e-4

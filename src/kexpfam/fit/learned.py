@@ -45,6 +45,8 @@ class Learned(eqx.Module):
         With more rows than this share of ``folds``, fewer parts are held out: at least 2, about ``rows / n``.
     held_out : float
         The share of the rows in one part.
+    shuffled : bool
+        Whether every member takes the targets in a random order of its own.
     width, depth : int
         Hidden units per layer for a single target, and layers; with more targets there are up to ``units`` per target, but
         never fewer than twice the width.
@@ -72,6 +74,7 @@ class Learned(eqx.Module):
     repeats: int = 2
     rows: int = 20_000
     held_out: float = 0.15
+    shuffled: bool = True
     width: int = 64
     depth: int = 2
     units: int = 12
@@ -257,7 +260,7 @@ def learn(
     order, size = rng.permutation(rows), max(1, int(settings.held_out * rows))
     shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
-    orders = np.stack([rng.permutation(dim) for _ in shifted])
+    orders = np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
     chain = Chain.draw(sample.condition.shape[1], orders, width=settings.hidden(dim), depth=settings.depth, seed=seed)
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])

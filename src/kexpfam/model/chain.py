@@ -125,13 +125,14 @@ class Told(NamedTuple):
         return exponents + xp.log(xp.clip(inside / np.diff(grid.edges), np.finfo(dtype).tiny, 1.0))
 
     def cells(self, cells: int) -> tuple[Float[np.ndarray, "n edges"], Float[np.ndarray, "n m"]]:
-        """Return the edges of each row's cells, in residuals and within the bounds, and the probabilities of the cells."""
-        exponents = self.exponents(cells)
-        masses = np.exp(exponents - exponents.max(axis=1, keepdims=True))
-        edges = np.broadcast_to(residuals(cells, exponents.dtype.name).edges, (len(masses), cells + 1))
+        """Return the edges of each row's cells, in residuals and within the bounds, and the cells' masses up to a factor."""
+        masses = self.exponents(cells)
+        masses -= masses.max(axis=1, keepdims=True)
+        np.exp(masses, out=masses)
+        edges = np.broadcast_to(residuals(cells, masses.dtype.name).edges, (len(masses), cells + 1))
         if self.low is not None and self.high is not None:
             edges = np.clip(edges, self.low[:, None], self.high[:, None])
-        return edges, masses / masses.sum(axis=1, keepdims=True)
+        return edges, masses
 
     def in_units(self, r: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
         """Return residuals in units of the target."""
@@ -141,12 +142,13 @@ class Told(NamedTuple):
         """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
         edges, masses = self.cells(cells)
         cumulative, rows, tiny = np.cumsum(masses, axis=1), np.arange(len(masses)), np.finfo(masses.dtype).tiny
-        wanted = levels * cumulative[:, -1]
+        total = cumulative[:, -1]
+        wanted = levels * total
         place = np.minimum((cumulative < wanted[:, None]).sum(axis=1), cells - 1)
         mass, left = np.maximum(masses[rows, place], tiny), edges[rows, place]
         width = np.maximum(edges[rows, place + 1] - left, tiny)
         share = np.clip((wanted - cumulative[rows, place]) / mass + 1.0, 0.0, 1.0)
-        return self.in_units((left + share * width)[:, None])[:, 0], np.log(mass) - np.log(width) - self.log_scale
+        return self.in_units((left + share * width)[:, None])[:, 0], np.log(mass / total / width) - self.log_scale
 
 
 class Masks(NamedTuple):
