@@ -9,12 +9,16 @@ demo: .venv/.installed
 	$(BIN)/kexpfam sample demo/moons.kexpfam -n 1000 -o demo/samples.csv
 	$(BIN)/kexpfam plot demo/moons.kexpfam -o demo/moons.png
 
-# One file per worker at a time: tests of one file share compiled programs.
+# One file per worker at a time: tests of one file share compiled programs. Which files come first is said in tests/conftest.py.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Short tests wait for the compiler longer than for its programs: it is told not to optimise. Slow ones run what users run.
+QUICK_COMPILER := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
+
 test: .venv/.installed
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
+	$(QUICK_COMPILER) $(PYTEST) -m "not slow"
 
 test-slow: .venv/.installed
-	$(BIN)/pytest -q -n 2 --dist loadfile -m slow
+	$(PYTEST) -m slow
 
 check: .venv/.installed
 	$(BIN)/ruff check .

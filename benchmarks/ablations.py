@@ -2,7 +2,7 @@
 
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
-FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete, split 0, given its inputs,
+FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete given its inputs,
 and of red wine and the ten-dimensional chain as joint densities.
 """
 

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from kexpfam import datasets
+from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.stacking import StackDiagnosis
 from reproduction.cost import Cost
 from reproduction.methods import CONDITIONALS
 from reproduction.records import Values
@@ -42,6 +44,14 @@ def _calibration(model: Any, test: np.ndarray) -> Values:
         "randomised": bool(calibration.randomised),
         "coverage_90": calibration.coverage[0.9],
         "verdict": diagnosis.verdict,
+    } | _facts_of_the_solver(diagnosis)
+
+
+def _facts_of_the_solver(diagnosis: Diagnosis | StackDiagnosis) -> Values:
+    """Return what is known of a kernel model alone; where other candidates share the density, their weights."""
+    if isinstance(diagnosis, StackDiagnosis):
+        return {"weights": {one.name: one.weight for one in diagnosis.candidates}}
+    return {
         "status": diagnosis.status.name,
         "sampler_kl": diagnosis.sampler_kl.value,
         "sampler_folds": diagnosis.sampler_folds,

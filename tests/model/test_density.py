@@ -13,7 +13,7 @@ from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model.density import Sampler, TiltedCells
 from kexpfam.model.networks import Identity
 
-DRAWS, STEPS = 2000, 10
+DRAWS, STEPS = 2000, 5
 # The law of a squared distance under chance alone leans to the right: 5 errors are seldom passed.
 ERRORS = 5.0
 
@@ -21,8 +21,8 @@ ERRORS = 5.0
 @pytest.fixture(scope="module")
 def fitted():
     """A tilt of two dimensions, its sampler, and the cells of a grid that carry it."""
-    model = KernelExpFamily(solver="exact", lengthscale=0.4, rkhs_penalty=1e-3, base="gaussian", random_state=0)
-    model.fit(two_moons().sample(300, random_state=0))
+    settings = {"lengthscale": 0.4, "rkhs_penalty": 1e-3, "base": "gaussian", "n_centres": 60, "random_state": 0}
+    model = KernelExpFamily(solver="exact", **settings).fit(two_moons().sample(300, random_state=0))
     tilt = model.density_.tilt
     cells = TiltedCells.on(tilt, grid_nodes(tilt.base, model._problem.sample.target, fineness=2.0))
     return tilt, model.density_.sampler, cells
