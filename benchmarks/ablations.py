@@ -3,7 +3,7 @@
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
 FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete given its inputs,
-and of red wine and the ten-dimensional chain as joint densities.
+and of red wine as a joint density.
 """
 
 import sys
@@ -72,7 +72,6 @@ def main() -> None:
     splits = {
         "concrete": real_data.regression_split("concrete", 0),
         "redwine": real_data.joint_split("redwine"),
-        "chain": real_data.joint_split("chain"),
     }
     for name, split in splits.items():
         found = variants(split.train, split.test, conditional=name == "concrete")
