@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 import kexpfam
+from kexpfam.files import written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,7 +208,8 @@ def plot(
         figure = plot_conditional(estimator)
     else:
         figure = plot_density(estimator, estimator.training_data_, random_state=seed)
-    figure.savefig(output, dpi=150)
+    with written(output) as file:
+        figure.savefig(file, format=output.suffix[1:] or "png", dpi=150)
     typer.echo(f"written to {output}")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from kexpfam.files import replaced
+from kexpfam.files import written
 from kexpfam.model import networks
 from kexpfam.version import __version__
 
@@ -82,10 +82,8 @@ def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str,
         "metadata": _json(_encode(metadata, "metadata", tensors)),
         "structure": _json(_encode(tree, "tree", tensors)),
     }
-    with replaced(path) as temporary, open(temporary, "xb") as file:
+    with written(path) as file:
         file.writelines(_file_parts(header, tensors))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load_tree(path: str | os.PathLike) -> tuple[str, Any, dict[str, Any]]:
@@ -110,6 +108,8 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike, task: Any) -> None:
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():
+            raise StorageError(f"{path} is not a file: a checkpoint is read again, so that it cannot be a folder, device or pipe")
         tensors = _Tensors(restored=False)
         digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
         for tensor in tensors.values():

@@ -2,13 +2,14 @@
 
 import contextlib
 import csv
+import io
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from kexpfam.files import replaced
+from kexpfam.files import written
 
 __all__ = ["MissingColumnError", "Table", "TableError", "numbered", "read_pair", "read_table", "read_values", "write_csv"]
 
@@ -79,10 +80,12 @@ def numbered(count: int, letter: str = "x") -> list[str]:
 def write_csv(path: Path, names: list[str], rows: Iterable[Collection[float]]) -> None:
     """Write a CSV file with a header; a failure leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, temporary.open("x", newline="", encoding="utf-8") as stream:
+    with written(path) as file:
+        stream = io.TextIOWrapper(file, newline="", encoding="utf-8")
         writer = csv.writer(stream)
         writer.writerow(names)
         writer.writerows([str(cell) for cell in row] for row in rows)
+        stream.detach()
 
 
 def _read_csv(path: Path, columns: list[str] | None) -> Table:
