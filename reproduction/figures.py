@@ -11,7 +11,7 @@ import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from numpy.typing import ArrayLike  # noqa: E402
 
-from kexpfam.plot import DATA_COLOUR, SAMPLE_COLOUR
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR
 from reproduction.records import Record, good
 from reproduction.tables import label, slope, slope_text
 
@@ -24,7 +24,7 @@ def portraits(records: list[Record]) -> Figure:
     for column, record in zip(axes.T, records, strict=True):
         values = record["values"]
         (left, right), (low, high) = values["limits"]
-        _cloud(column[0], values["draws"], SAMPLE_COLOUR, "draws")
+        _cloud(column[0], values["draws"], MODEL_COLOUR, "draws")
         _cloud(column[0], values["data"], DATA_COLOUR, "data")
         column[0].set(title=record["cell"]["dataset"], xlim=(left, right), ylim=(low, high), aspect="equal")
         side = int(np.sqrt(len(values["f"])))
@@ -49,7 +49,7 @@ def convergence(record: Record) -> Figure:
         axis.axis("off")
     for axis, (step, draws) in zip(axes.flat, snapshots.items(), strict=False):
         _cloud(axis, data, DATA_COLOUR, "data")
-        _cloud(axis, draws, SAMPLE_COLOUR, "draws")
+        _cloud(axis, draws, MODEL_COLOUR, "draws")
         axis.set_xlim(centre[0] - reach[0], centre[0] + reach[0])
         axis.set_ylim(centre[1] - reach[1], centre[1] + reach[1])
         axis.set_aspect("equal")

@@ -9,11 +9,13 @@ import pandas as pd
 import pytest
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection, QuadMesh
 from matplotlib.figure import Figure
+from scipy.stats import norm
 
 from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, KernelExpFamily, plot
 from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
+from kexpfam.judge.bands import simultaneous_limits
 
 LENGTHSCALES = {1: 1.0, 2: 1.0, 4: [1.0, 1.0, np.inf, np.inf]}
 
@@ -61,9 +63,9 @@ def test_the_dimensions_that_are_shown_can_be_chosen():
     settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
     model = KernelExpFamily(solver="exact", lengthscale=LENGTHSCALES[4], **settings).fit(data_of(4))
     data = data_of(4)
-    (axis,) = plot.plot_density(model, data, n_samples=100, dims=(3, 1)).axes
-    np.testing.assert_allclose(axis.collections[0].get_offsets(), data[:, [3, 1]])
-    assert axis.get_xlabel().endswith("3")
+    (axis,) = plot.plot_density(model, data, n_samples=100, dims=(3, "x1")).axes
+    np.testing.assert_allclose(axis.collections[1].get_offsets(), data[:, [3, 1]])
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("x3", "x1")
 
 
 def test_a_plane_is_framed_by_the_data_and_not_by_the_outermost_draws():
@@ -260,12 +262,12 @@ def test_calibration_shows_the_counts_and_the_coverage(diagnosis, tmp_path):
     counts = [bar.get_height() for bar in histogram.patches if bar.get_width() < 0.5]
     np.testing.assert_allclose(counts, np.histogram(diagnosis.calibration.pit, bins=10, range=(0.0, 1.0))[0])
     (band,) = [patch for patch in histogram.patches if patch.get_width() > 0.5]
-    # Of 60 rows, 6 are expected in each tenth; P(2 <= count <= 11) is the first to reach 95 %.
-    assert (band.get_y(), band.get_height()) == (2.0, 9.0)
-    (uniform,) = histogram.get_lines()
-    np.testing.assert_allclose(uniform.get_ydata(), 6.0)
-    observed = dict(zip(*coverage.get_lines()[-1].get_data(), strict=True))
-    assert observed == diagnosis.calibration.coverage
+    low, high = simultaneous_limits(60, np.full(10, 0.1), cumulative=False)
+    assert (band.get_y(), band.get_y() + band.get_height()) == (low[0], high[0])
+    assert {float(line.get_ydata()[0]) for line in histogram.get_lines()} == {6.0, low[0], high[0]}
+    levels, observed = coverage.get_lines()[-1].get_data()
+    for level, share in diagnosis.calibration.coverage.items():
+        assert observed[np.argmin(np.abs(levels - level))] == pytest.approx(share, abs=0.05)
     figure.savefig(tmp_path / "calibration.png", dpi=40)
     assert (tmp_path / "calibration.png").stat().st_size > 1000
 
@@ -315,3 +317,125 @@ def test_pictures_leave_pyplot_alone(tmp_path):
 def test_a_notebook_shows_a_figure_without_pyplot():
     figure = plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), n_samples=50)
     assert figure._repr_png_().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+NAMES = ["age", "income", "children"]
+
+
+def table(rows=300):
+    """Return three columns: a skewed one, one that depends on it, and counts."""
+    rng = np.random.default_rng(0)
+    age = rng.gamma(6.0, 6.0, rows)
+    return np.column_stack([age, 2.0 * age + rng.normal(size=rows), rng.poisson(1.3, rows)])
+
+
+def test_pairs_are_named_at_the_edges_and_hold_data_and_draws():
+    data, draws = table(), table(500)[::-1]
+    figure = plot.plot_pairs(data, draws, NAMES)
+    assert len(figure.axes) == 6
+    cells = iter(figure.axes)
+    for row in range(3):
+        for column in range(row + 1):
+            axis = next(cells)
+            assert axis.get_xlabel() == (NAMES[column] if row == 2 else "")
+            assert axis.get_ylabel() == (NAMES[row] if column == 0 else "")
+            if column < row:
+                drawn, seen = (kept.get_offsets() for kept in axis.collections)
+                np.testing.assert_allclose(seen, data[:, [column, row]])
+                np.testing.assert_allclose(drawn, draws[:, [column, row]])
+                assert axis.get_xlim()[0] < data[:, column].min() < data[:, column].max() < axis.get_xlim()[1]
+
+
+def test_a_wide_table_is_shown_by_its_first_columns_and_a_long_one_by_some_rows():
+    wide = np.random.default_rng(0).normal(size=(5000, 12))
+    figure = plot.plot_pairs(wide, wide, most_columns=3)
+    assert len(figure.axes) == 6
+    assert len(figure.axes[1].collections[0].get_offsets()) == 600
+
+
+BAD_PAIRS = {"one column": (np.ones((5, 1)),) * 2, "other columns": (np.ones((5, 3)), np.ones((5, 2)))}
+
+
+@pytest.mark.parametrize("pair", BAD_PAIRS.values(), ids=BAD_PAIRS)
+def test_pairs_need_the_same_columns_twice_or_more(pair):
+    with pytest.raises(ValueError, match="a pair plot needs data and draws of the same columns"):
+        plot.plot_pairs(*pair)
+
+
+def test_pairs_on_axes_of_the_caller_are_two_columns():
+    model = GaussianMixtureDensity(random_state=0).fit(data_of(4))
+    axis = Figure().subplots()
+    with pytest.raises(ValueError, match="choose two with dims="):
+        plot.plot_density(model, ax=axis)
+    assert plot.plot_density(model, dims=(0, 2), ax=axis) is axis.figure
+    assert axis.get_ylabel() == "x2"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_curve_of_a_marginal_is_the_density_of_the_draws(seed):
+    rng = np.random.default_rng(seed)
+    draws = rng.exponential(size=20_000)
+    (axis,) = plot.plot_marginal(rng.exponential(size=500), draws, name="wait").axes
+    x, density = axis.get_lines()[0].get_data()
+    # exp(-|x|), which is the exponential mirrored at 0, smoothed by a normal of half a bar, and five of its standard errors.
+    s = 0.5 * axis.patches[0].get_width()
+    smooth = np.exp(0.5 * s**2) * (np.exp(-x) * norm.cdf(x / s - s) + np.exp(x) * norm.cdf(-x / s - s))
+    error = np.sqrt(2.0 * smooth / (len(draws) * 2.0 * np.sqrt(np.pi) * s))
+    assert x[0] >= 0.0
+    assert np.all(np.abs(density - smooth)[x < x[-1] - 3.0 * s] < (5.0 * error + 0.003)[x < x[-1] - 3.0 * s])
+    assert np.trapezoid(density, x) == pytest.approx(np.mean((draws >= x[0]) & (draws <= x[-1])), abs=0.03)
+    assert axis.get_xlabel() == "wait"
+
+
+def test_a_column_of_few_values_is_shown_as_shares():
+    (axis,) = plot.plot_marginal([0, 0, 0, 1, 3], [0.2, -0.4, 1.3, 2.9]).axes
+    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.6, 0.2, 0.2])
+    (shares,) = axis.get_lines()
+    np.testing.assert_allclose(shares.get_ydata(), [0.5, 0.25, 0.25])
+
+
+def test_several_targets_are_shown_as_pairs_under_their_names(two_targets):
+    figure = two_targets.plot()
+    assert [axis.get_ylabel() for axis in figure.axes] == ["y0", "y1", ""]
+    drawn, seen = (kept.get_offsets() for kept in figure.axes[1].collections)
+    np.testing.assert_allclose(seen, two_targets.training_data_[1])
+    assert drawn.shape == seen.shape
+
+
+def test_what_a_given_density_is_given_stands_above_it(conditional):
+    (axis,) = conditional.given([0.5, -1.0]).plot().axes
+    assert axis.get_title() == "given depth = 0.5, slope = -1"
+
+
+PANELS = {
+    "density on the line": lambda ax: plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), ax=ax),
+    "density on the plane": lambda ax: plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(2)), ax=ax),
+    "marginal": lambda ax: plot.plot_marginal(np.arange(50.0), np.arange(40.0), ax=ax),
+    "pit": lambda ax: plot.plot_pit(np.linspace(0.0, 1.0, 50), ax=ax),
+    "reliability": lambda ax: plot.plot_reliability(np.linspace(0.0, 1.0, 50), ax=ax),
+}
+
+
+@pytest.mark.parametrize("draw", PANELS.values(), ids=PANELS)
+def test_a_panel_can_be_drawn_on_axes_of_the_caller_with_labels(draw):
+    figure = Figure()
+    axis, other = figure.subplots(1, 2)
+    assert draw(axis) is figure
+    assert axis.has_data() and not other.has_data()
+    assert axis.get_xlabel() and axis.get_ylabel()
+
+
+@pytest.mark.parametrize("name", ["plot_conditional", "plot_given"])
+def test_conditional_panels_too(conditional, name):
+    figure = Figure()
+    axis, other = figure.subplots(1, 2)
+    shown = {"plot_conditional": conditional, "plot_given": conditional.given([0.0, 0.0])}[name]
+    assert getattr(plot, name)(shown, ax=axis) is figure
+    assert axis.has_data() and not other.has_data() and axis.get_xlabel() and axis.get_ylabel()
+
+
+def test_a_feature_can_be_named(conditional):
+    (axis,) = plot.plot_conditional(conditional, feature="slope").axes
+    assert axis.get_xlabel().startswith("slope")
+    with pytest.raises(ValueError, match="unknown feature 'width': choose one of depth, slope"):
+        plot.plot_conditional(conditional, feature="width")

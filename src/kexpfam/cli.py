@@ -198,16 +198,12 @@ def plot(
     seed: Seed = 0,
 ) -> None:
     """Draw the density, the learned f, and data beside samples; of a conditional model, its intervals and the data."""
-    from kexpfam.plot import plot_conditional, plot_density, plot_trace
+    from kexpfam.plot import plot_model, plot_trace
 
     _need_folder(output)
     estimator = _load(model)
-    if trace:
-        figure = plot_trace(estimator)
-    elif estimator.conditional:
-        figure = plot_conditional(estimator)
-    else:
-        figure = plot_density(estimator, estimator.training_data_, random_state=seed)
+    seeded = {} if estimator.conditional else {"random_state": seed}
+    figure = plot_trace(estimator) if trace else plot_model(estimator, **seeded)
     with written(output) as file:
         figure.savefig(file, format=output.suffix[1:] or "png", dpi=150)
     typer.echo(f"written to {output}")

@@ -173,9 +173,12 @@ def test_a_conditional_density_has_means_quantiles_and_densities_of_one_conditio
 
 
 def test_a_plot_is_a_figure(fitted):
+    before, backend = plt.get_fignums(), plt.get_backend()
     figure = fitted[0].plot()
     assert isinstance(figure, Figure)
-    plt.close(figure)
+    assert (plt.get_fignums(), plt.get_backend()) == (before, backend)
+    named = [axis for axis in figure.axes if axis.get_label() != "<colorbar>"]
+    assert named and all(axis.get_xlabel() and axis.get_ylabel() for axis in named)
 
 
 def test_warnings_point_at_the_line_that_called_fit(tmp_path):

@@ -100,11 +100,11 @@ class Estimator(BaseEstimator, abc.ABC):
         storage.save_tree(path, type(self).__name__, state, metadata)
 
     def plot(self, *args: Any, **kwargs: Any) -> "Figure":
-        """Return a figure of the fit."""
+        """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density``, or ``plot_conditional``."""
         from kexpfam import plot  # matplotlib is slow to import
 
         check_is_fitted(self, "density_")
-        return plot.plot_conditional(self, *args, **kwargs) if self.conditional else plot.plot_density(self, *args, **kwargs)
+        return plot.plot_model(self, *args, **kwargs)
 
     def _draws(self, density: Any, count: Any, random_state: Seed, refine: Any, *X: np.ndarray) -> np.ndarray:
         """Return plain or refined draws of a density; those of baselines follow their density already."""
@@ -235,7 +235,11 @@ class ConditionalEstimator(Estimator):
         row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
         if len(row) != 1:
             raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
-        return GivenDensity(self.density_.given(row[0]), self._flat_targets, self._draws)
+        features = self._names or [f"x{k}" for k in range(len(row[0]))]
+        given = GivenDensity(self.density_.given(row[0]), self._flat_targets, self._draws)
+        given.condition = {str(name): float(value) for name, value in zip(features, row[0], strict=True)}
+        given.target_names = getattr(self, "target_names_", None)
+        return given
 
     @property
     def training_data_(self) -> tuple[np.ndarray, np.ndarray]:
@@ -266,7 +270,10 @@ class ConditionalEstimator(Estimator):
 
 
 class GivenDensity:
-    """``p(y | x)`` at one x: score points, draw, and look at it."""
+    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
+
+    condition: dict[str, float] | None = None
+    target_names: list[str] | None = None
 
     def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
         self.density, self._flat, self._draws = density, flat, draws
@@ -281,11 +288,11 @@ class GivenDensity:
         draws = self._draws(self.density, n_samples, random_state, refine)
         return draws[:, 0] if self._flat else draws
 
-    def plot(self) -> "Figure":
+    def plot(self, **kwargs: Any) -> "Figure":
         """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
         from kexpfam import plot  # matplotlib is slow to import
 
-        return plot.plot_given(self)
+        return plot.plot_given(self, **kwargs)
 
 
 def whole(name: str, value: Any, least: int) -> int:

@@ -1,0 +1,42 @@
+"""Pictures of densities: what a person looks at before reading any number.
+
+Figures are matplotlib's own objects, made without pyplot: importing this package changes no backend, and no figure stays in
+pyplot's memory. A notebook shows them; elsewhere ``figure.savefig(path)`` writes them. Functions that draw one panel take the
+axes to draw on as ``ax=`` and return their figure.
+"""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from kexpfam.estimators.base import Estimator
+from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
+from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
+from kexpfam.plot.densities import plot_density
+from kexpfam.plot.marginals import plot_marginal
+from kexpfam.plot.pairs import plot_pairs
+from kexpfam.plot.steps import plot_snapshots, plot_trace
+
+__all__ = [
+    "plot_calibration",
+    "plot_conditional",
+    "plot_density",
+    "plot_given",
+    "plot_marginal",
+    "plot_model",
+    "plot_pairs",
+    "plot_pit",
+    "plot_reliability",
+    "plot_snapshots",
+    "plot_targets",
+    "plot_trace",
+]
+
+
+def plot_model(estimator: Estimator, *args: Any, **kwargs: Any) -> Figure:
+    """Return the picture that suits the model: its density, its intervals along a feature, or the pairs of its targets."""
+    if not estimator.conditional:
+        return plot_density(estimator, *args, **kwargs)  # type: ignore[arg-type]
+    targets = estimator.training_data_[1]  # type: ignore[attr-defined]
+    several = targets.ndim == 2 and targets.shape[1] > 1
+    return (plot_targets if several else plot_conditional)(estimator, *args, **kwargs)  # type: ignore[operator, arg-type]
