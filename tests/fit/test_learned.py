@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
-from kexpfam.fit.learned import Learned, learn
+from kexpfam.fit.learned import Learned, bounded_mean, learn
 from kexpfam.fit.problem import Status
 from kexpfam.model.precision import double_precision
 
@@ -107,3 +107,11 @@ def test_many_rows_need_fewer_parts(rows, parts):
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         Learned(**wrong)
+
+
+def test_how_far_a_row_is_off_does_not_end_the_training():
+    """The rows that decide are the many: a member goes on improving whatever becomes of a far one."""
+    scores = np.random.default_rng(0).normal(size=100)
+    bad, worse = np.append(scores, -1e2), np.append(scores, -1e6)
+    assert float(bounded_mean(bad)) == pytest.approx(float(bounded_mean(worse)))
+    assert float(bounded_mean(scores)) == pytest.approx(scores.mean(), abs=1e-6)

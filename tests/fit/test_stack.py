@@ -28,6 +28,15 @@ def test_a_candidate_that_is_worse_everywhere_gets_nothing():
     assert stacking_weights(scores).tolist() == pytest.approx([1.0, 0.0, 0.0])
 
 
+def test_a_candidate_that_saves_a_row_in_a_thousand_stays_and_one_that_helps_by_nothing_goes():
+    scores = np.random.default_rng(2).normal(size=(2_000, 1)) + [0.0, -3.0]
+    scores[:2, 0] = -300.0
+    weights = stacking_weights(scores)
+    assert 0.0 < weights[1] < 0.01
+    assert np.mean(np.log(np.exp(scores) @ weights)) > scores[:, 0].mean() + 0.25
+    assert stacking_weights(scores[2:]).tolist() == [1.0, 0.0]
+
+
 def test_rows_that_one_candidate_was_not_scored_on_do_not_count():
     held_out = {"a": np.array([0.0, 0.0, np.nan, 5.0]), "b": np.array([-2.0, -2.0, 90.0, np.nan])}
     first, second = compare(held_out)

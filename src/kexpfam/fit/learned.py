@@ -21,7 +21,7 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import HEAD, Chain, keep_all
 from kexpfam.progress import Listener
 
-__all__ = ["EFFORTS", "Ensemble", "Learned", "learn"]
+__all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn"]
 
 # The rate falls to this share of itself along half a cosine.
 LAST_RATE = 0.02
@@ -29,6 +29,8 @@ LAST_RATE = 0.02
 WARM_UP = 5.0
 # A held-out score must rise by this much (nats) to count as better.
 PROGRESS = 1e-4
+# Nats below the median beyond which it does not matter how far a row is off.
+FARTHEST = 20.0
 SMALLEST_BATCH, BATCHES_PER_EPOCH = 32, 16
 # Epochs between two looks at the clock, the checkpoint and the stop rule.
 CHUNK = 5
@@ -180,7 +182,7 @@ class Trainer(eqx.Module):
         rate = self.rate(state.step)
         keys = jr.split(key, len(task.kept))
         players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
-        judge = lambda chain, rows, support: jnp.mean(self.score(task, chain.within(support), rows))
+        judge = lambda chain, rows, support: bounded_mean(self.score(task, chain.within(support), rows))
         own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
         score = _elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
@@ -232,6 +234,11 @@ class Trainer(eqx.Module):
         return jnp.sum(
             chain.log_densities(task.target[rows], task.condition[rows], cells=self.settings.cells, thin=thin), axis=1
         )
+
+
+def bounded_mean(scores: Float[AnyArray, " h"]) -> Float[Array, ""]:
+    """Return the mean of scores, none counted as more than FARTHEST below their median: no single row may end the training."""
+    return jnp.mean(jnp.maximum(scores, jnp.median(scores) - FARTHEST))
 
 
 def _elsewhere(scores: Float[Array, " m"], parts: int) -> Float[Array, " m"]:

@@ -38,6 +38,8 @@ FINEST, LAST = 2.0, 150.0
 LOG_SCALES = (-7.0, 3.0)
 # Norms of a tilt in its RKHS approach this one: its peaks are as wide as a cell then, and none can hide between two.
 LARGEST_NORM = 25.0
+# Cells whose masses are added up at once when a draw looks for its own.
+BLOCK = 16
 # What a link of the chain is told besides the tilt's coefficients: location, log scale.
 HEAD = 2
 # Numbers in psi: the bumps, a linear and a quadratic function.
@@ -141,14 +143,31 @@ class Told(NamedTuple):
     def drawn(self, cells: int, levels: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
         edges, masses = self.cells(cells)
-        cumulative, rows, tiny = np.cumsum(masses, axis=1), np.arange(len(masses)), np.finfo(masses.dtype).tiny
-        total = cumulative[:, -1]
+        rows, size = np.arange(len(masses)), BLOCK if cells % BLOCK == 0 else 1
+        # Running sums wait for one another: first over blocks of cells, then within the block that is wanted.
+        blocks = np.cumsum(masses @ _block_of(cells, size, masses.dtype.name), axis=1)
+        total = blocks[:, -1]
         wanted = levels * total
-        place = np.minimum((cumulative < wanted[:, None]).sum(axis=1), cells - 1)
+        block, wanted = _found(blocks, wanted)
+        inner, share = _found(np.cumsum(masses.reshape(len(masses), -1, size)[rows, block], axis=1), wanted)
+        tiny, place = np.finfo(masses.dtype).tiny, block * size + inner
         mass, left = np.maximum(masses[rows, place], tiny), edges[rows, place]
         width = np.maximum(edges[rows, place + 1] - left, tiny)
-        share = np.clip((wanted - cumulative[rows, place]) / mass + 1.0, 0.0, 1.0)
-        return self.in_units((left + share * width)[:, None])[:, 0], np.log(mass / total / width) - self.log_scale
+        drawn = left + np.clip(share / mass, 0.0, 1.0) * width
+        return self.in_units(drawn[:, None])[:, 0], np.log(mass / total / width) - self.log_scale
+
+
+@lru_cache
+def _block_of(cells: int, size: int, dtype: str) -> Float[np.ndarray, "m blocks"]:
+    """Return which block of so many cells each cell belongs to, as zeros and ones."""
+    return np.repeat(np.eye(cells // size, dtype=dtype), size, axis=0)
+
+
+def _found(running: Float[np.ndarray, "n m"], wanted: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place at which each row's running sums pass what is wanted, and what is left of it there."""
+    place = np.minimum((running < wanted[:, None]).sum(axis=1), running.shape[1] - 1)
+    before = np.take_along_axis(running, np.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
+    return place, wanted - np.where(place > 0, before, 0.0)
 
 
 class Masks(NamedTuple):

@@ -1,5 +1,9 @@
 """Densities that are mixtures: of learned chains, and of whatever candidates held-out rows speak for."""
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import equinox as eqx
 import jax.random as jr
 import numpy as np
@@ -50,8 +54,13 @@ class LearnedDensity(AbstractDensity):
 
     def log_model_density(self, z: np.ndarray, condition: np.ndarray, *, cells: int = CELLS) -> np.ndarray:
         """Return the log density of targets in model units."""
-        parts = [self.members.member(k).log_densities(z, condition, cells=cells).sum(1) for k in range(len(self))]
+        parts = self._of_members(lambda member, _: member.log_densities(z, condition, cells=cells).sum(1))
         return logsumexp(np.stack(parts), axis=0) - np.log(len(self))
+
+    def _of_members(self, what: Callable) -> list:
+        """Return ``what(member, k)`` of every member; NumPy's loops let other threads run."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda k: what(self.members.member(k), k), range(len(self))))
 
     def _inside(self, z: np.ndarray) -> np.ndarray:
         """Return which targets, in model units, lie in the support."""
@@ -70,10 +79,10 @@ class LearnedDensity(AbstractDensity):
         """Return one draw per condition, in model units, and its log density under the sampler: chains of cells."""
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         owner = rng.integers(len(self), size=len(condition))
-        targets, own = np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
-        for k in range(len(self)):
-            rows = np.flatnonzero(owner == k)
-            targets[rows], own[rows] = self.members.member(k).sample(condition[rows], cells=CELLS, rng=rng)
+        streams, targets, own = rng.spawn(len(self)), np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
+        drawn = lambda member, k: member.sample(condition[owner == k], cells=CELLS, rng=streams[k])
+        for k, draws in enumerate(self._of_members(drawn)):
+            targets[owner == k], own[owner == k] = draws
         return targets, own
 
     def given(self, x: np.ndarray) -> "LearnedDensity":
