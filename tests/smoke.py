@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import kexpfam
@@ -19,6 +20,8 @@ def main() -> None:
     X = two_moons().sample(60, random_state=0)
     model = KernelExpFamily(**GIVEN).fit(X)
     assert model.sample(20, random_state=0, refine=1).shape == (20, 2)
+    traced = jax.jit(jax.vmap(model.log_prob))(X)
+    assert np.allclose(traced, model.score_samples(X.astype(np.float32)), atol=1e-5)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.kexpfam"
         model.save(file)

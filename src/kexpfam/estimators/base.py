@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import Tags, check_random_state
@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
+from kexpfam.data.sample import AnyArray
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity
@@ -136,6 +137,14 @@ class DensityEstimator(DensityMixin, Estimator):
         points = self._checked_points(X)
         return self.density_.log_density(points)
 
+    def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
+        """Return ``log p(x)`` at one point as a pure function of JAX: jit it, differentiate it, vmap it over rows.
+
+        It is ``score_samples`` of that point, computed in float64 whatever JAX is set to and given in the precision of x.
+        """
+        check_is_fitted(self, "density_")
+        return self.density_.log_prob(x)
+
     def score(self, X: ArrayLike, y: object = None) -> float:
         """Return the mean log density of the rows."""
         return float(np.mean(self.score_samples(X)))
@@ -190,6 +199,14 @@ class ConditionalEstimator(Estimator):
         """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
         X, targets = self._checked_rows(X, y)
         return self.density_.log_density(targets, X)
+
+    def log_prob(self, x: Float[AnyArray, "*p"], y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
+        """Return ``log p(y | x)`` at one x and y as a pure function of JAX: jit it, differentiate it, vmap it over rows.
+
+        It is ``score_samples`` there, computed in float64 whatever JAX is set to and given in the precision of y.
+        """
+        check_is_fitted(self, "density_")
+        return self.density_.log_prob(y, x)
 
     def score(self, X: ArrayLike, y: ArrayLike) -> float:
         """Return the mean of ``log p(y | x)`` over the rows."""
@@ -282,6 +299,10 @@ class GivenDensity:
         """Return the log density at each y, given with shape (n,) or (n, p)."""
         points = np.asarray(y, dtype=np.float64)
         return self.density.log_density(points.reshape(-1, self.density.scaling.width))
+
+    def log_prob(self, y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
+        """Return the log density at one y as a pure function of JAX."""
+        return self.density.log_prob(y)
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
         """Return draws of y, of shape (n_samples,) or (n_samples, p)."""

@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
@@ -126,35 +127,40 @@ class Told(NamedTuple):
         inside = xp.minimum(grid.edges[1:], self.high[..., None]) - xp.maximum(grid.edges[:-1], self.low[..., None])
         return exponents + xp.log(xp.clip(inside / np.diff(grid.edges), np.finfo(dtype).tiny, 1.0))
 
-    def cells(self, cells: int) -> tuple[Float[np.ndarray, "n edges"], Float[np.ndarray, "n m"]]:
+    def link(self, j: int) -> "Told":
+        """Return what the j-th of several links is told."""
+        return Told(*(None if part is None else part[:, j] for part in self))
+
+    def cells(self, cells: int) -> tuple[Float[AnyArray, "n edges"], Float[AnyArray, "n m"]]:
         """Return the edges of each row's cells, in residuals and within the bounds, and the cells' masses up to a factor."""
         masses = self.exponents(cells)
         masses -= masses.max(axis=1, keepdims=True)
-        np.exp(masses, out=masses)
-        edges = np.broadcast_to(residuals(cells, masses.dtype.name).edges, (len(masses), cells + 1))
+        xp = masses.__array_namespace__()
+        masses = np.exp(masses, out=masses) if isinstance(masses, np.ndarray) else xp.exp(masses)
+        edges = xp.broadcast_to(residuals(cells, masses.dtype.name).edges, (len(masses), cells + 1))
         if self.low is not None and self.high is not None:
-            edges = np.clip(edges, self.low[:, None], self.high[:, None])
+            edges = xp.clip(edges, self.low[:, None], self.high[:, None])
         return edges, masses
 
-    def in_units(self, r: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+    def in_units(self, r: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
         """Return residuals in units of the target."""
-        return self.location[:, None] + np.exp(self.log_scale)[:, None] * r
+        return self.location[:, None] + r.__array_namespace__().exp(self.log_scale)[:, None] * r
 
-    def drawn(self, cells: int, levels: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    def drawn(self, cells: int, levels: Float[AnyArray, " n"]) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
         edges, masses = self.cells(cells)
-        rows, size = np.arange(len(masses)), BLOCK if cells % BLOCK == 0 else 1
+        xp, rows, size = masses.__array_namespace__(), np.arange(len(masses)), BLOCK if cells % BLOCK == 0 else 1
         # Running sums wait for one another: first over blocks of cells, then within the block that is wanted.
-        blocks = np.cumsum(masses @ _block_of(cells, size, masses.dtype.name), axis=1)
+        blocks = xp.cumsum(masses @ _block_of(cells, size, masses.dtype.name), axis=1)
         total = blocks[:, -1]
         wanted = levels * total
         block, wanted = _found(blocks, wanted)
-        inner, share = _found(np.cumsum(masses.reshape(len(masses), -1, size)[rows, block], axis=1), wanted)
+        inner, share = _found(xp.cumsum(masses.reshape(len(masses), -1, size)[rows, block], axis=1), wanted)
         tiny, place = np.finfo(masses.dtype).tiny, block * size + inner
-        mass, left = np.maximum(masses[rows, place], tiny), edges[rows, place]
-        width = np.maximum(edges[rows, place + 1] - left, tiny)
-        drawn = left + np.clip(share / mass, 0.0, 1.0) * width
-        return self.in_units(drawn[:, None])[:, 0], np.log(mass / total / width) - self.log_scale
+        mass, left = xp.maximum(masses[rows, place], tiny), edges[rows, place]
+        width = xp.maximum(edges[rows, place + 1] - left, tiny)
+        drawn = left + xp.clip(share / mass, 0.0, 1.0) * width
+        return self.in_units(drawn[:, None])[:, 0], xp.log(mass / total / width) - self.log_scale
 
 
 @lru_cache
@@ -163,11 +169,12 @@ def _block_of(cells: int, size: int, dtype: str) -> Float[np.ndarray, "m blocks"
     return np.repeat(np.eye(cells // size, dtype=dtype), size, axis=0)
 
 
-def _found(running: Float[np.ndarray, "n m"], wanted: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+def _found(running: Float[AnyArray, "n m"], wanted: Float[AnyArray, " n"]) -> tuple[AnyArray, AnyArray]:
     """Return the place at which each row's running sums pass what is wanted, and what is left of it there."""
-    place = np.minimum((running < wanted[:, None]).sum(axis=1), running.shape[1] - 1)
-    before = np.take_along_axis(running, np.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
-    return place, wanted - np.where(place > 0, before, 0.0)
+    xp = running.__array_namespace__()
+    place = xp.minimum((running < wanted[:, None]).sum(axis=1), running.shape[1] - 1)
+    before = xp.take_along_axis(running, xp.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
+    return place, wanted - xp.where(place > 0, before, 0.0)
 
 
 class Masks(NamedTuple):
@@ -316,3 +323,15 @@ class Chain(eqx.Module):
         places = np.empty_like(self.order)
         places[self.order] = np.arange(dim)
         return Draws(targets[:, places].astype(np.float64), log_density)
+
+    def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
+        """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.
+
+        The network is run once per link, where ``sample`` fills in the units of one that is already there.
+        """
+        targets = jnp.zeros_like(levels)
+        for j in range(self.dim):
+            rows = jnp.concatenate([x, targets], axis=1)
+            told = self.told(rows, self.units(rows)).link(j)
+            targets = targets.at[:, j].set(told.drawn(cells, levels[:, j])[0])
+        return targets[:, jnp.argsort(self.order)]

@@ -5,7 +5,7 @@ one whose condition has width zero; ``given(x)`` makes such a one of any.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +19,7 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.model.distributions import AbstractDensity, Distributions
 from kexpfam.model.measures import (
     AbstractMeasure,
+    Box,
     Cells,
     ConditionalMeasure,
     Nodes,
@@ -73,16 +74,18 @@ class Tilt(eqx.Module):
         """Return ``log p0(x) + f(x | condition)`` at one point."""
         return self.base.log_density(x) + self.f(x[None], condition[None])[0]
 
-    def values(self, points: np.ndarray, condition: np.ndarray | None = None) -> np.ndarray:
+    def values(self, points: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         """Return f at many points, in chunks of constant memory."""
         condition = np.zeros((len(points), 0)) if condition is None else condition
         return in_chunks(self.f, points, condition)
 
-    def log_values(self, points: np.ndarray, condition: np.ndarray | None = None) -> np.ndarray:
+    def log_values(
+        self, points: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
         """Return ``log p0 + f`` at many points."""
         return self.base.log_densities(points) + self.values(points, condition)
 
-    def exponents(self, nodes: Nodes, condition: np.ndarray) -> Iterator[np.ndarray]:
+    def exponents(self, nodes: Nodes, condition: Float[AnyArray, "n p"]) -> Iterator[Any]:
         """Yield ``log_weights + f`` of the nodes under the conditions, some rows at a time: each (rows, nodes)."""
         if isinstance(self.space.condition, Constant):
             # One row serves all, and f at a point costs less than its features.
@@ -96,9 +99,10 @@ class Tilt(eqx.Module):
             phi = self.space.condition.matrix(condition[start : start + rows])
             yield nodes.log_weights + (phi @ weights) @ psi.T
 
-    def log_partitions(self, nodes: Nodes, condition: np.ndarray) -> np.ndarray:
+    def log_partitions(self, nodes: Nodes, condition: Float[AnyArray, "n p"]) -> Float[AnyArray, " n"]:
         """Return ``log Z`` under each condition, as a sum over the nodes."""
-        return np.concatenate([logsumexp(exponents, axis=1) for exponents in self.exponents(nodes, condition)])
+        parts = [logsumexp(exponents, axis=1) for exponents in self.exponents(nodes, condition)]
+        return condition.__array_namespace__().concatenate(parts)
 
     def given(self, condition: Float[AnyArray, " p"]) -> "Tilt":
         """Return the tilt under one condition, as one that knows no condition."""
@@ -193,10 +197,10 @@ class Inputs(eqx.Module):
         """Return the inputs whose training rows, in model units, are these."""
         return cls(scaling, condition.min(0), condition.max(0))
 
-    def to_model(self, X: np.ndarray) -> np.ndarray:
+    def to_model(self, X: Float[AnyArray, "n p"]) -> Float[AnyArray, "n p"]:
         """Return the rows in model units, kept near the training range; a column that was constant stays so."""
         margin = np.where(self.high > self.low, CONDITION_MARGIN, 0.0)
-        return np.clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
+        return X.__array_namespace__().clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
 
 
 class Completion(eqx.Module):
@@ -205,11 +209,12 @@ class Completion(eqx.Module):
     base: AbstractMeasure
     dims: tuple[int, ...] = eqx.field(static=True)
 
-    def log_conditional(self, points: np.ndarray) -> np.ndarray:
+    def log_conditional(self, points: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
         """Return ``log p0(other coordinates | dims)`` of each row."""
+        xp = points.__array_namespace__()
         part = self.base.marginal(self.dims).log_densities(points[:, self.dims])
         whole = self.base.log_densities(points)
-        return np.where(np.isfinite(whole), whole - np.where(np.isfinite(part), part, 0.0), -np.inf)
+        return xp.where(xp.isfinite(whole), whole - xp.where(xp.isfinite(part), part, 0.0), -np.inf)
 
     def complete(self, values: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
         """Return points with these values in ``dims`` and the other coordinates drawn."""
@@ -239,7 +244,7 @@ class Density(AbstractDensity):
         """Return whether the density depends on a condition."""
         return self.inputs.low.size > 0
 
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
         condition, z = self._conditions(X, len(targets)), self.scaling.to_model(targets)
         part = z if self.completion is None else z[:, self.completion.dims]
@@ -253,7 +258,7 @@ class Density(AbstractDensity):
         part = z if self.completion is None else z[:, self.completion.dims]
         return self.tilt.values(part, self._conditions(X, len(targets)))
 
-    def log_partitions(self, X: np.ndarray | None = None, rows: int = 1) -> np.ndarray:
+    def log_partitions(self, X: Float[AnyArray, "n p"] | None = None, rows: int = 1) -> Float[AnyArray, " n"]:
         """Return ``log Z(x)`` of each row."""
         if self.log_partition is not None:
             return np.full(rows if X is None else len(X), self.log_partition.value)
@@ -295,6 +300,18 @@ class Density(AbstractDensity):
             return self.in_data_units(draws, key=rest_key)
         return self.in_data_units(self.sampler.draws(_rounded(count), key=draw_key), key=rest_key)[:count]
 
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        draw_key, rest_key = (key, key) if self.completion is None else jr.split(key)
+        with double_precision():
+            condition = jnp.asarray(self._conditions(None if x is None else jnp.asarray(x, float)[None], 1))
+            point = self.sampler.draw(condition, key=draw_key).astype(float)
+            whole = point if self.completion is None else _complete(self.completion, point, rest_key)
+            return self.scaling.to_data(whole)[0]
+
+    def support(self) -> Float[np.ndarray, "2 d"] | None:
+        base = self.tilt.base if self.completion is None else self.completion.base
+        return self.scaling.to_data(np.stack([base.low, base.high])) if isinstance(base, Box) else None
+
     def in_data_units(self, draws: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
         """Return points in the coordinates of f as points of the data, the other coordinates drawn."""
         rows = draws.reshape(-1, draws.shape[-1])
@@ -313,7 +330,7 @@ class Density(AbstractDensity):
         nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
         return Density(self.tilt.given(condition), sampler, self.scaling, nothing, estimate, nodes, None, None)
 
-    def _conditions(self, X: np.ndarray | None, rows: int) -> np.ndarray:
+    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n p"]:
         if not self.conditional:
             return np.zeros((rows, 0))
         if X is None:

@@ -4,8 +4,12 @@ import abc
 from collections.abc import Iterator, Sequence
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
+
+from kexpfam.data.sample import AnyArray
+from kexpfam.model.precision import double_precision
 
 __all__ = ["AbstractDensity", "Distributions"]
 
@@ -76,8 +80,27 @@ class AbstractDensity(eqx.Module):
         """Return whether the density depends on a condition."""
 
     @abc.abstractmethod
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
+
+    def log_prob(self, y: Float[AnyArray, "*d"], x: Float[AnyArray, "*p"] | None = None) -> Float[Array, ""]:
+        """Return ``log p(y | x)`` at one point as a pure function of JAX: to be jitted, differentiated and vmapped.
+
+        It is computed in float64 whatever JAX is set to, and comes back in the precision of y.
+        """
+        precision = jnp.result_type(jnp.asarray(y).dtype, jnp.float32)
+        with double_precision():
+            point, condition = (None if part is None else jnp.asarray(part, float).reshape(1, -1) for part in (y, x))
+            value = jnp.asarray(self.log_density(point, condition))[0]
+        return value.astype(precision)
+
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        """Return one draw as a pure function of its key: to be jitted and vmapped."""
+        raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
+
+    def support(self) -> Float[np.ndarray, "2 d"] | None:
+        """Return the lower and the upper bound of each column of the target; None where there are none."""
+        return None
 
     @abc.abstractmethod
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:

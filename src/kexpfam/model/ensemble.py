@@ -5,15 +5,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
+from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.chain import Chain, Told
+from kexpfam.model.chain import Chain
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity, Distributions
 from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.model.precision import double_precision
 
 __all__ = ["CELLS", "LawDensity", "LearnedDensity", "Stack"]
 
@@ -43,37 +47,56 @@ class LearnedDensity(AbstractDensity):
     def __len__(self) -> int:
         return len(self.members.order)
 
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        z, condition = self.scaling.to_model(targets), self._conditions(X, len(targets))
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+        z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
         inside = self._inside(z)
-        z = np.where(inside[:, None], z, 0.0)
+        z = xp.where(inside[:, None], z, 0.0)
         rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
         pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
-        log_density = np.concatenate(pieces) if pieces else np.zeros(0)
-        return np.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
+        log_density = xp.concatenate(pieces) if pieces else np.zeros(0)
+        return xp.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
 
-    def log_model_density(self, z: np.ndarray, condition: np.ndarray, *, cells: int = CELLS) -> np.ndarray:
+    def log_model_density(
+        self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"], *, cells: int = CELLS
+    ) -> Float[AnyArray, " n"]:
         """Return the log density of targets in model units."""
-        parts = self._of_members(lambda member, _: member.log_densities(z, condition, cells=cells).sum(1))
-        return logsumexp(np.stack(parts), axis=0) - np.log(len(self))
+        log_density = lambda member, _: member.log_densities(z, condition, cells=cells).sum(1)
+        parts = self._of_members(log_density, threads=not isinstance(z, jax.Array))
+        return logsumexp(z.__array_namespace__().stack(parts), axis=0) - np.log(len(self))
 
-    def _of_members(self, what: Callable) -> list:
-        """Return ``what(member, k)`` of every member; NumPy's loops let other threads run."""
+    def _of_members(self, what: Callable, *, threads: bool = True) -> list:
+        """Return ``what(member, k)`` of every member; NumPy's loops let other threads run, JAX traces in one."""
+        one = lambda k: what(self.members.member(k), k)
+        if not threads:
+            return [one(k) for k in range(len(self))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda k: what(self.members.member(k), k), range(len(self))))
+            return list(pool.map(one, range(len(self))))
 
-    def _inside(self, z: np.ndarray) -> np.ndarray:
+    def _inside(self, z: Float[AnyArray, "n d"]) -> Bool[AnyArray, " n"]:
         """Return which targets, in model units, lie in the support."""
         first = self.members.member(0)
         if first.support is None:
             return np.ones(len(z), bool)
         ordered = z[:, first.order].astype(np.float32)
-        return np.all((ordered >= first.support[0]) & (ordered <= first.support[1]), axis=1)
+        return ((ordered >= first.support[0]) & (ordered <= first.support[1])).all(axis=1)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         condition = self._conditions(X, 1)
         draws = self.draws(np.repeat(condition, count, axis=0), key=key)[0]
         return self.scaling.to_data(draws).reshape(*((len(condition), count) if self.conditional else (count,)), -1)
+
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        owner_key, level_key = jr.split(key)
+        with double_precision():
+            condition = jnp.asarray(self._conditions(None if x is None else jnp.asarray(x, float)[None], 1))
+            owner = jr.randint(owner_key, (), 0, len(self))
+            member = jax.tree.map(lambda part: jnp.asarray(part)[owner], self.members)
+            levels = jr.uniform(level_key, (1, self.members.dim), float)
+            return self.scaling.to_data(member.drawn(condition, levels, cells=CELLS))[0]
+
+    def support(self) -> Float[np.ndarray, "2 d"] | None:
+        first = self.members.member(0)
+        return None if first.support is None else self.scaling.to_data(first.support[:, np.argsort(first.order)].astype(float))
 
     def draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
         """Return one draw per condition, in model units, and its log density under the sampler: chains of cells."""
@@ -95,8 +118,7 @@ class LearnedDensity(AbstractDensity):
         rows = np.concatenate([condition, np.zeros((len(condition), 1))], axis=1)
         parts = []
         for member in map(self.members.member, range(len(self))):
-            outputs = member.told(rows, member.units(rows))
-            told = Told(*(None if part is None else part[:, 0] for part in outputs))
+            told = member.told(rows, member.units(rows)).link(0)
             edges, masses = told.cells(CELLS)
             points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
             parts.append(Distributions.of_cells(points, masses))
@@ -108,7 +130,7 @@ class LearnedDensity(AbstractDensity):
         draws = self.sample(MEAN_DRAWS, X, key=jr.key(0))
         return draws.mean(axis=-2, keepdims=not self.conditional)
 
-    def _conditions(self, X: np.ndarray | None, rows: int) -> np.ndarray:
+    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n p"]:
         if self.at is not None:
             return np.tile(self.at, (rows, 1))
         if not self.conditional:
@@ -128,11 +150,15 @@ class LawDensity(AbstractDensity):
     def conditional(self) -> bool:
         return False
 
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         return self.law.log_densities(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         return self.scaling.to_data(self.law.draws(count, key=key))
+
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        with double_precision():
+            return self.scaling.to_data(self.law.sample(1, key=key))[0]
 
     def given(self, x: np.ndarray) -> AbstractDensity:
         raise TypeError("this density has no condition.")
@@ -152,9 +178,9 @@ class Stack(AbstractDensity):
     def conditional(self) -> bool:
         return self.parts[0].conditional
 
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         parts = [part.log_density(targets, X) + np.log(w) for part, w in zip(self.parts, self.weights, strict=True)]
-        return logsumexp(np.stack(parts), axis=0)
+        return logsumexp(targets.__array_namespace__().stack(parts), axis=0)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
@@ -166,6 +192,19 @@ class Stack(AbstractDensity):
         several = np.stack([part.sample(count, X, key=k) for part, k in zip(self.parts, keys, strict=True)])
         owner = rng.choice(len(self.parts), size=several.shape[1:3], p=self.weights)
         return np.take_along_axis(several, owner[None, :, :, None], axis=0)[0]
+
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        owner_key, *keys = jr.split(key, 1 + len(self.parts))
+        with double_precision():
+            owner = jr.choice(owner_key, len(self.parts), p=self.weights)
+            return jnp.stack([part.draw(x, key=k) for part, k in zip(self.parts, keys, strict=True)])[owner]
+
+    def support(self) -> Float[np.ndarray, "2 d"] | None:
+        bounds = [part.support() for part in self.parts]
+        if any(bound is None for bound in bounds):
+            return None
+        lows, highs = zip(*bounds, strict=True)
+        return np.stack([np.min(lows, axis=0), np.max(highs, axis=0)])
 
     def given(self, x: np.ndarray) -> "Stack":
         return Stack(tuple(part.given(x) for part in self.parts), self.weights, self.scaling)

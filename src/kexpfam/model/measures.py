@@ -106,8 +106,10 @@ class AbstractMeasure(eqx.Module):
         """Return points with the given values in the coordinates ``dims`` and the others drawn given those."""
         raise TypeError(f"a {type(self).__name__} does not know its conditionals.")
 
-    def log_densities(self, points: np.ndarray) -> np.ndarray:
-        """Return the log densities of many points as a NumPy array, some rows at a time."""
+    def log_densities(self, points: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
+        """Return the log densities of many points as a NumPy array, some rows at a time; of traced ones, as they are."""
+        if isinstance(points, jax.core.Tracer):
+            return self.log_density(points)
         rows = max(1, NUMBERS_PER_CHUNK // self._numbers_per_row)
         with double_precision():
             pieces = [np.asarray(self.log_density(points[i : i + rows])) for i in range(0, len(points), rows)]

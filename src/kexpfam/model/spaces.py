@@ -57,7 +57,7 @@ class AbstractSpan(eqx.Module):
         """Return the function with these weights at each row."""
         return self.features(points) @ weights
 
-    def matrix(self, points: AnyArray) -> np.ndarray:
+    def matrix(self, points: AnyArray) -> Float[AnyArray, "n r"]:
         """Return the features of many rows as a NumPy matrix, in chunks so that only the result is ever large."""
         return in_chunks(self.features, points)
 
@@ -285,8 +285,10 @@ def spread_rows(rows: np.ndarray, most: int, *, seed: int) -> np.ndarray:
     return np.sort(kmeans_plusplus(rows, most, random_state=seed)[1])
 
 
-def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_PER_CHUNK) -> np.ndarray:
-    """Return ``compute`` of the arrays as one NumPy array, some rows at a time."""
+def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_PER_CHUNK) -> Any:
+    """Return ``compute`` of the arrays as one NumPy array, some rows at a time; of traced arrays, as a traced one."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return compute(*arrays)
     arrays = tuple(np.asarray(array) for array in arrays)
     starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
     with double_precision():
