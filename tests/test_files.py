@@ -98,7 +98,9 @@ def test_a_device_of_characters_is_written_into_and_one_of_blocks_is_refused(tmp
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
 def test_standard_output_is_written_into_wherever_it_leads(tmp_path, mode):
-    program = "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
+    program = (
+        "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
+    )
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert piped.stdout == b"a\r\n1\r\n"
     (tmp_path / "out.csv").write_bytes(b"before\n")

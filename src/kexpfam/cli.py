@@ -334,7 +334,7 @@ def _load(model: Path) -> Any:
     estimator = load(model)
     # Which column is which is settled here; scikit-learn would warn that the bare arrays it is given have no names.
     vars(estimator).pop("feature_names_in_", None)
-    return estimator
+    return estimator.set_output(transform="numpy")
 
 
 def _refuse_option(name: str, value: Path | None) -> None:

@@ -109,7 +109,7 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike, task: Any) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_file():
-            raise StorageError(f"{path} is not a file: a checkpoint is read again, so that it cannot be a folder, device or pipe")
+            raise StorageError(f"{path} is no file: a checkpoint is read again, so that it cannot be a folder, device or pipe")
         tensors = _Tensors(restored=False)
         digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
         for tensor in tensors.values():

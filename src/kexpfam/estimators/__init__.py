@@ -49,6 +49,7 @@ def load(path: str | os.PathLike) -> Estimator:
         estimator.column_names_ = metadata["columns"]
     if metadata.get("targets") is not None:
         estimator.target_names_ = metadata["targets"]
+    estimator._layout, estimator._target_layout = metadata.get("layouts", [None, None])
     if metadata["fitted_to_frame"]:
         estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
     for name in estimator._stored:

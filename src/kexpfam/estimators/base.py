@@ -7,7 +7,7 @@ import abc
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.random as jr
@@ -20,7 +20,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
+from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.tables import numbered
+from kexpfam.estimators.output import FrameOutput
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity
@@ -65,7 +68,7 @@ def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
     return [jr.key(seed) for seed in check_random_state(random_state).randint(2**31 - 1, size=count)]
 
 
-class Estimator(BaseEstimator, abc.ABC):
+class Estimator(FrameOutput, BaseEstimator, abc.ABC):
     """What all estimators share: names of columns, progress, precision, and storage of what ``_stored`` lists."""
 
     conditional: ClassVar[bool]
@@ -81,8 +84,6 @@ class Estimator(BaseEstimator, abc.ABC):
     def _fitting(self) -> Iterator[Listener | None]:
         """Give a fit its listener, float64 and the compilation cache."""
         use_compilation_cache()
-        if hasattr(self, "feature_names_in_"):
-            self.column_names_ = [str(name) for name in self.feature_names_in_]
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
 
@@ -97,6 +98,7 @@ class Estimator(BaseEstimator, abc.ABC):
             "columns": self._names,
             "fitted_to_frame": hasattr(self, "feature_names_in_"),
             "targets": getattr(self, "target_names_", None),
+            "layouts": [self._layout, self._target_layout],
         }
         storage.save_tree(path, type(self).__name__, state, metadata)
 
@@ -128,7 +130,8 @@ class DensityEstimator(DensityMixin, Estimator):
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Fit the density to the rows of X; y is ignored."""
-        points = validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        self._note_layout(X)
+        points = validate_data(self, as_table(X), dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
         with self._fitting() as listener:
             return self._fit(points, listener)
 
@@ -149,14 +152,15 @@ class DensityEstimator(DensityMixin, Estimator):
         """Return the mean log density of the rows."""
         return float(np.mean(self.score_samples(X)))
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
-        """Return draws of shape (n_samples, n_features).
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+        """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see ``set_output``).
 
         ``refine=0`` is the fitted sampler: milliseconds. ``refine=k`` resamples by importance weight and moves each draw by
         k steps of HMC, which leaves the density itself invariant.
         """
         check_is_fitted(self, "density_")
-        return self._draws(self.density_, n_samples, random_state, refine)
+        draws = self._draws(self.density_, n_samples, random_state, refine)
+        return self._rows_like(None, draws, self._names or numbered(draws.shape[1]))
 
     @property
     def training_data_(self) -> np.ndarray:
@@ -166,7 +170,7 @@ class DensityEstimator(DensityMixin, Estimator):
 
     def _checked_points(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return validate_data(self, as_table(X), dtype=np.float64, reset=False)
 
 
 class ConditionalEstimator(Estimator):
@@ -183,7 +187,8 @@ class ConditionalEstimator(Estimator):
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit the density of y given X; y has shape (n,) or (n, p)."""
         numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
-        rows, targets = validate_data(self, X, y, **numeric, ensure_min_samples=FEWEST_ROWS)
+        self._note_layout(X, y)
+        rows, targets = validate_data(self, as_table(X), as_table(y), **numeric, ensure_min_samples=FEWEST_ROWS)
         self._flat_targets = targets.ndim == 1
         with self._fitting() as listener:
             self._training, self._training_targets = rows, targets.astype(np.float64).reshape(len(rows), -1)
@@ -212,21 +217,24 @@ class ConditionalEstimator(Estimator):
         """Return the mean of ``log p(y | x)`` over the rows."""
         return float(np.mean(self.score_samples(X, y)))
 
-    def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
+    def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
+
+        For a frame X they come as a frame of n times n_samples rows: the column "row" tells the row of X, from 0.
 
         ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
         the density itself invariant.
         """
-        X = self._checked_features(X)
-        draws = self._draws(self.density_, n_samples, random_state, refine, X)
+        draws = self._draws(self.density_, n_samples, random_state, refine, self._checked_features(X))
+        frame = self._draws_like(X, draws, self._target_names)
+        if frame is not None:
+            return frame
         return draws[:, :, 0] if self._flat_targets else draws
 
-    def predict(self, X: ArrayLike) -> np.ndarray:
-        """Return the conditional mean of y."""
-        X = self._checked_features(X)
-        mean = self.density_.mean(X)
-        return mean[:, 0] if self._flat_targets else mean
+    def predict(self, X: ArrayLike) -> Any:
+        """Return the conditional mean of y; for a frame X, as a series or frame."""
+        mean = self.density_.mean(self._checked_features(X))
+        return self._rows_like(X, mean[:, 0] if self._flat_targets else mean, self._target_names)
 
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
@@ -249,7 +257,7 @@ class ConditionalEstimator(Estimator):
 
     def given(self, x: ArrayLike) -> "GivenDensity":
         """Return the density of y under one condition, as an object of its own."""
-        row = self._checked_features(x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=float)))
+        row = self._checked_features(self._one_row(x))
         if len(row) != 1:
             raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
         features = self._names or [f"x{k}" for k in range(len(row[0]))]
@@ -264,12 +272,33 @@ class ConditionalEstimator(Estimator):
         check_is_fitted(self, "density_")
         return self._training, self._training_targets[:, 0] if self._flat_targets else self._training_targets
 
+    @property
+    def _target_names(self) -> list[str]:
+        width = self._training_targets.shape[1]
+        return getattr(self, "target_names_", None) or (["y"] if width == 1 else numbered(width, "y"))
+
+    def _one_row(self, x: Any) -> Any:
+        """Return a condition as a table of one row; one that has names, a dictionary or a row of pandas, is put in order."""
+        layout = layout_of(x)
+        if layout is not None and not layout.series:
+            return x
+        named = x if isinstance(x, Mapping) else dict(x) if hasattr(x, "index") and layout is not None else {}
+        if named and self._names is not None and set(map(str, named)) & set(self._names):
+            cells = {str(name): cell for name, cell in named.items()}
+            if missing := [name for name in self._names if name not in cells]:
+                raise ValueError(f"given() needs {', '.join(self._names)}; there is no {', '.join(missing)}.")
+            x = [cells[name] for name in self._names]
+            if self._layout is not None:
+                return framed([np.array([cell]) for cell in x], self._layout)
+        return np.atleast_2d(np.asarray(as_table(x), dtype=float))
+
     def _checked_features(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return validate_data(self, as_table(X), dtype=np.float64, reset=False)
 
     def _checked_rows(self, X: ArrayLike, y: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
         check_is_fitted(self, "density_")
+        X, y = as_table(X), None if y is None else as_table(y)
         rows, targets = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
         targets = np.asarray(targets, dtype=np.float64).reshape(len(rows), -1)
         width = self._training_targets.shape[1]

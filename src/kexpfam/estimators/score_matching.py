@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax.random as jr
@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.data.tables import numbered
 from kexpfam.estimators.base import (
     DensityEstimator,
     Seed,
@@ -218,7 +219,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of shape (n_samples, n_features), each from a chain of HMC of its own.
 
         ``refine=0`` starts the chains at training points, as users of score matching do: between modes that no chain
@@ -236,7 +237,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         order = np.asarray(jr.permutation(start_key, len(self._training)))
         starts = self._training[order[np.arange(count) % len(order)]]
         draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
-        return self.density_.scaling.to_data(draws)
+        return self._rows_like(None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1]))
 
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> ScoreMatchingDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
