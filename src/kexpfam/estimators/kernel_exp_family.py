@@ -104,6 +104,8 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         The fitted density, independent of how it was fitted.
     candidates_ : list of Candidate
         What competed, with weights in the density and scores on held-out rows.
+    polish_ : Polish or None
+        What the convex polish of learned tilts gained, and how far from its optimum it can be at most; None if it did not help.
     solution_ : Solution or None
         f, sampler, status and trace of the solver, if a kernel model has a part in the density.
     selection_ : Selection or None
@@ -125,7 +127,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
     """
 
     _stored = (
-        *("density_", "_problem", "_training", "candidates_", "solution_", "selection_"),
+        *("density_", "_problem", "_training", "candidates_", "polish_", "solution_", "selection_"),
         *("lengthscale_", "rkhs_penalty_", "base_"),
     )
 
@@ -256,6 +258,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         The fitted density, independent of how it was fitted.
     candidates_ : list of Candidate
         What competed, with weights in the density and scores on held-out rows.
+    polish_ : Polish or None
+        What the convex polish of learned tilts gained, and how far from its optimum it can be at most; None if it did not help.
     solution_ : Solution or None
         f, sampler, status and trace of the solver, if a kernel model has a part in the density.
     selection_ : Selection or None
@@ -280,7 +284,17 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
     """
 
     _stored = (
-        *("density_", "_problem", "_training", "_training_targets", "_flat_targets", "candidates_", "solution_", "selection_"),
+        *(
+            "density_",
+            "_problem",
+            "_training",
+            "_training_targets",
+            "_flat_targets",
+            "candidates_",
+            "polish_",
+            "solution_",
+            "selection_",
+        ),
         *("lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "base_"),
     )
 

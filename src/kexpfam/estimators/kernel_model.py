@@ -16,6 +16,7 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, whole
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
+from kexpfam.fit.polish import Polish
 from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
 from kexpfam.fit.select import (
     FEW_DIMS,
@@ -83,6 +84,7 @@ class KernelModel(Estimator):
     solution_: Solution | None
     selection_: Selection | None
     candidates_: list[Candidate]
+    polish_: Polish | None
     lengthscale_: np.ndarray | None
     rkhs_penalty_: float | None
     base_: AbstractMeasure | None
@@ -90,7 +92,7 @@ class KernelModel(Estimator):
     def _fit_model(self, targets: np.ndarray, X: np.ndarray, listener: Listener | None) -> Self:
         """Fit to targets under conditions, which may have width zero."""
         self._checked_solver(targets.shape[1], X.shape[1])
-        self._problem = self.solution_ = self.selection_ = None
+        self._problem = self.solution_ = self.selection_ = self.polish_ = None
         self.lengthscale_, self.rkhs_penalty_, self.base_ = None, None, None
         inputs = Scaling.standardising(X, power=True)
         rows, keys = Rows(targets, inputs.to_model(X), inputs), keys_from(self.random_state, KEYS)
@@ -190,6 +192,7 @@ class KernelModel(Estimator):
             support = np.concatenate([scaling.to_model(side) for side in checked_bounds(self.bounds, targets)])
         place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", (sample, settings, support))
         ensemble = learn(sample, settings, key=keys[4], support=support, report=listener, checkpoint=place)
+        self.polish_ = ensemble.polish
         density = LearnedDensity(ensemble.chain, scaling, Inputs.of(inputs, condition))
         return Posed(ensemble.held_out + scaling.log_jacobian(targets), lambda: density)
 
@@ -234,7 +237,8 @@ class KernelModel(Estimator):
                 judged = diagnose(self._problem, kernel, training, status, own, settings=settings, key=key)
             if alone:
                 return judged
-        return diagnose_stack(self.density_, self._training, self.candidates_, judged, calibration, settings=settings, key=key)
+        found = self.candidates_, judged, self.polish_
+        return diagnose_stack(self.density_, self._training, *found, calibration, settings=settings, key=key)
 
     def _fixed(self) -> Fixed:
         names = self.get_params(deep=False)

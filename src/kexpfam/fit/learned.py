@@ -15,7 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.fit.folds import elsewhere
 from kexpfam.fit.loop import averaged, optimiser, run, scan, stepped
+from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status, check_at_least
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import HEAD, Chain, keep_all
@@ -70,6 +72,11 @@ class Learned(eqx.Module):
         The share of the old in the exponential moving average of the weights.
     cells : int
         Cells of the residual while training.
+    polish : tuple of float
+        Penalties, falling, at which the weights of the tilts are found once more as a convex problem; held-out rows say where
+        to stop, or to leave the weights as they are. Empty: they are left.
+    polished_rows : int
+        Rows times targets, at most, for which that is tried.
     """
 
     folds: int = 5
@@ -90,12 +97,16 @@ class Learned(eqx.Module):
     dropout: float = 0.05
     average: float = 0.95
     cells: int = 160
+    polish: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
+    polished_rows: int = 5_000
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")
         check_at_least(self, 1, *counts)
         check_at_least(self, 2, "folds")
         check_at_least(self, 0, "rate", "decay", "rkhs_penalty", "dropout", "average")
+        if any(low <= 0.0 for low in self.polish):
+            raise ValueError(f"polish must be positive penalties, got {self.polish!r}.")
         if not 0.0 < self.held_out * self.folds <= 1.0:
             raise ValueError(f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}.")
 
@@ -123,6 +134,7 @@ class Ensemble(NamedTuple):
     held_out: np.ndarray
     status: Status
     trace: dict[str, np.ndarray]
+    polish: Polish | None
 
 
 class Task(eqx.Module):
@@ -184,7 +196,7 @@ class Trainer(eqx.Module):
         players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
         judge = lambda chain, rows, support: bounded_mean(self.score(task, chain.within(support), rows))
         own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
-        score = _elsewhere(own, self.parts)
+        score = elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
         keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
         best, stale = jax.tree.map(keep, players.average, state.best), jnp.where(better, 0, state.stale + 1)
@@ -241,15 +253,6 @@ def bounded_mean(scores: Float[AnyArray, " h"]) -> Float[Array, ""]:
     return jnp.mean(jnp.maximum(scores, jnp.median(scores) - FARTHEST))
 
 
-def _elsewhere(scores: Float[Array, " m"], parts: int) -> Float[Array, " m"]:
-    """Return for each member the mean score of those that are held out on other parts.
-
-    A member that stopped when its own held-out rows liked it best would make them like it: with few rows by a tenth of a nat.
-    """
-    by_part = jnp.mean(scores.reshape(-1, parts), axis=0)
-    return jnp.tile((jnp.sum(by_part) - by_part) / (parts - 1), len(scores) // parts)
-
-
 def learn(
     sample: Sample,
     settings: Learned,
@@ -279,7 +282,10 @@ def learn(
     options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
     result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
-    return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace)
+    polish = None
+    if rows * dim <= settings.polished_rows:
+        best, polish = polished(best, sample, kept, held, parts, settings.polish, settings.cells)
+    return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
 def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.fit.polish import Polish
 from kexpfam.fit.stack import Candidate
 from kexpfam.judge.calibration import Calibration
 from kexpfam.judge.diagnosis import SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
@@ -25,18 +26,21 @@ class LearnedDiagnosis(AbstractDiagnosis):
     """What was measured about learned chains.
 
     ``normaliser_error`` is the largest change of a log density on twice as many cells; ``sampler_kl`` compares the cells that
-    draws come from with the density.
+    draws come from with the density; ``polish`` says how the weights of the tilts were found, given the network's features.
     """
 
     members: int
     normaliser_error: float
     sampler_kl: Estimate
+    polish: Polish | None
     verdict: str
     advice: tuple[str, ...]
 
     def lines(self) -> list[tuple[str, str]]:
+        polish = "left as trained" if self.polish is None else str(self.polish)
         return [
             ("chains", f"{self.members}, in equal parts"),
+            ("weights of the tilts", polish),
             ("error of log Z(x)", f"at most {self.normaliser_error:.1g}"),
             ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
         ]
@@ -65,6 +69,7 @@ def diagnose_stack(
     training: np.ndarray,
     candidates: Sequence[Candidate],
     kernel: Diagnosis | None,
+    polish: Polish | None,
     calibration: Calibration | None,
     *,
     settings: Judgement | None,
@@ -73,7 +78,7 @@ def diagnose_stack(
     """Return the diagnosis; ``training`` are the conditions in the data's units, ``kernel`` that of a kernel part."""
     parts = density.parts if isinstance(density, Stack) else (density,)
     learned = next((part for part in parts if isinstance(part, LearnedDensity)), None)
-    judged = None if learned is None else _learned(learned, training, settings or Judgement(), key=key)
+    judged = None if learned is None else _learned(learned, training, polish, settings or Judgement(), key=key)
     verdicts = [part.verdict for part in (kernel, judged) if part is not None] or ["good"]
     advice = [line for part in (kernel, judged) if part is not None for line in part.advice]
     if calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE:
@@ -85,7 +90,9 @@ def diagnose_stack(
     return StackDiagnosis(tuple(candidates), kernel, judged, calibration, verdict, tuple(advice))
 
 
-def _learned(density: LearnedDensity, training: np.ndarray, settings: Judgement, *, key: Key[Array, ""]) -> LearnedDiagnosis:
+def _learned(
+    density: LearnedDensity, training: np.ndarray, polish: Polish | None, settings: Judgement, *, key: Key[Array, ""]
+) -> LearnedDiagnosis:
     """Return what can go wrong with chains: cells that are too coarse for the density, or for the sampler."""
     row_key, draw_key = jr.split(key)
     rows = np.asarray(jr.randint(row_key, (settings.draws,), 0, len(training)))
@@ -106,4 +113,4 @@ def _learned(density: LearnedDensity, training: np.ndarray, settings: Judgement,
     if kl.value > settings.good_sampler_kl:
         advice.append("The learned sampler differs from the density: a column may have few distinct values.")
     poor = error > settings.poor * LARGE_ERROR or kl.value > settings.poor * settings.good_sampler_kl
-    return LearnedDiagnosis(len(density), error, kl, "poor" if poor else "fair" if advice else "good", tuple(advice))
+    return LearnedDiagnosis(len(density), error, kl, polish, "poor" if poor else "fair" if advice else "good", tuple(advice))

@@ -111,6 +111,10 @@ class Told(NamedTuple):
         location, shrink = xp.clip(location, low, high), xp.exp(-log_scale)
         return cls(location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink)
 
+    def tilted(self, added: Float[AnyArray, "*n k"]) -> "Told":
+        """Return the same with this added to the coefficients of the tilt."""
+        return self._replace(coefficients=self.coefficients + added)
+
     def log_density(self, y: Float[AnyArray, "*n"], cells: int) -> Float[AnyArray, "*n"]:
         """Return the log density of each target, which must lie in the support."""
         r = (y - self.location) * y.__array_namespace__().exp(-self.log_scale)
@@ -217,6 +221,7 @@ class Chain(eqx.Module):
 
     ``order`` says which column of the targets each link is about. The weights lie as inputs times outputs; those of the links
     are (inputs, links, outputs per link). ``support`` are the lower and upper bounds of the targets, in the order of the chain.
+    ``correction`` maps a one and the last hidden units to what is added to the tilts' coefficients, (1 + units, links, k).
     """
 
     order: Int[AnyArray, "*m d"]
@@ -227,6 +232,7 @@ class Chain(eqx.Module):
     skip: Float[AnyArray, "*m a d o"]
     shift: Float[AnyArray, "*m d o"]
     support: Float[AnyArray, "*m 2 d"] | None = None
+    correction: Float[AnyArray, "*m u d k"] | None = None
 
     @classmethod
     def draw(
@@ -272,6 +278,10 @@ class Chain(eqx.Module):
         """Return the chain with these bounds of its targets, in its own order; they are no weights, and are not learned."""
         return dataclasses.replace(self, support=support)
 
+    def corrected(self, correction: Float[AnyArray, "*m u d k"]) -> "Chain":
+        """Return the chain with this correction of its tilts."""
+        return dataclasses.replace(self, correction=correction)
+
     def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
         """Return what the network sees: the condition, and the targets in the chain's order."""
         return y.__array_namespace__().concatenate([x, y[:, self.order]], axis=1)
@@ -289,7 +299,11 @@ class Chain(eqx.Module):
         """Return what every link is told: location, log scale and the coefficients of the tilt."""
         flat = lambda part, mask: (part * mask[:, :, None]).astype(rows.dtype).reshape(part.shape[0], -1)
         outputs = units @ flat(self.out, self.masks.out) + rows @ flat(self.skip, self.masks.skip)
-        return Told.of(outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype), self.support)
+        told = Told.of(outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype), self.support)
+        if self.correction is None:
+            return told
+        added = units @ flat(self.correction[1:], self.masks.out)
+        return told.tilted(added.reshape(told.coefficients.shape) + self.correction[0].astype(rows.dtype))
 
     def log_densities(
         self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"], *, cells: int, thin: Callable = keep_all
@@ -317,6 +331,8 @@ class Chain(eqx.Module):
                 layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
             outputs = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
             told = Told.of(outputs, None if self.support is None else self.support[:, j])
+            if self.correction is not None:
+                told = told.tilted(layers[-1] @ (self.correction[1:, j] * masks.out[:, j, None]) + self.correction[0, j])
             targets[:, j], log_link = told.drawn(cells, np.asarray(rng.random(count, np.float32)))
             log_density += log_link
             entering += targets[:, j, None] * first[p + j]
