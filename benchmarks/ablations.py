@@ -1,4 +1,4 @@
-"""What each part of a learned base does: the whole, one member, one order of the columns, no convex polish, no tilt, no learned base.
+"""What each part of a learned base does: the whole, one member, one order, no convex polish, no tilt, no learned base.
 
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
