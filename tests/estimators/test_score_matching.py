@@ -277,6 +277,7 @@ def test_the_score_of_a_normal_is_found_where_there_are_data():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::kexpfam.TiesWarning")  # rows are repeated to compare them with weights
 @parametrize_with_checks([CHECKED])
 def test_scikit_learns_contract(estimator, check):
     check(estimator)

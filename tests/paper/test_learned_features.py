@@ -139,7 +139,7 @@ def test_the_held_out_score_is_the_mean_log_ratio_to_the_base():
     problem, others = small_problem(), np.random.default_rng(5).normal(0.8, 0.6, (30, 1))
     nodes = grid_nodes(problem.base, np.asarray(problem.sample.target))
     span = problem.space.target
-    score = held_out_score(problem, span, nodes, others, nodes)
+    score = held_out_score(problem, span, nodes, Sample.unconditional(others), nodes)
     weights = convex.maximise(likelihood(problem, nodes), problem.rkhs_penalty, np.zeros(span.size)).weights
     tilt = Tilt(problem.space, jnp.asarray(weights), problem.base)
     masses = np.exp(nodes.log_weights + tilt.values(nodes.points))

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Key
+
+from kexpfam.data.weights import drawn_rows, effective_rows
 
 __all__ = ["AnyArray", "Conditions", "Sample", "distinct_conditions"]
 
@@ -19,7 +22,7 @@ else:
 
 
 class Sample(eqx.Module):
-    """Targets and the conditions they were seen under, in model units.
+    """Targets and the conditions they were seen under, in model units; ``weight`` is None where all rows count the same.
 
     An unconditional sample is one whose conditions have width zero, so that ``p(x)`` and ``p(y | x)`` share every
     line of code behind this class.
@@ -27,11 +30,12 @@ class Sample(eqx.Module):
 
     target: Float[AnyArray, "n d"]
     condition: Float[AnyArray, "n p"]
+    weight: Float[AnyArray, " n"] | None = None
 
     @staticmethod
-    def unconditional(target: Float[AnyArray, "n d"]) -> "Sample":
+    def unconditional(target: Float[AnyArray, "n d"], weight: Float[AnyArray, " n"] | None = None) -> "Sample":
         """Return a sample with conditions of width zero."""
-        return Sample(target, np.zeros((target.shape[0], 0), target.dtype))
+        return Sample(target, np.zeros((target.shape[0], 0), target.dtype), weight)
 
     def __len__(self) -> int:
         return self.target.shape[0]
@@ -41,33 +45,51 @@ class Sample(eqx.Module):
         """Return whether there is a condition at all."""
         return self.condition.shape[1] > 0
 
+    @property
+    def shares(self) -> Float[AnyArray, " n"]:
+        """Return what each row counts as a share of all."""
+        counts = np.ones(len(self)) if self.weight is None else self.weight
+        return counts / counts.sum()
+
+    @property
+    def effective_rows(self) -> float:
+        """Return the effective sample size."""
+        return effective_rows(self.weight, len(self))
+
     def rows(self, index: AnyArray | slice) -> "Sample":
         """Return the rows at ``index``."""
-        if isinstance(index, jax.Array):  # a traced index does not reach into a NumPy array
-            return Sample(jnp.asarray(self.target)[index], jnp.asarray(self.condition)[index])
-        return Sample(self.target[index], self.condition[index])
+        convert = jnp.asarray if isinstance(index, jax.Array) else lambda part: part  # a traced index needs a JAX array
+        return jax.tree.map(lambda part: convert(part)[index], self)
+
+    def drawn(self, count: int, *, key: Key[Array, ""]) -> Int[Array, " count"]:
+        """Return positions of rows, drawn with replacement, each as often as its weight says."""
+        if self.weight is None:
+            return jr.randint(key, (count,), 0, len(self))
+        return drawn_rows(self.weight, count, key=key)
 
 
 class Conditions(NamedTuple):
-    """The distinct conditions of a sample, and which of them each row has."""
+    """The distinct conditions of a sample, which of them each row has, and what each row counts."""
 
     values: np.ndarray  # (c, p)
     membership: np.ndarray  # (n,)
+    counts: np.ndarray  # (n,)
 
     @property
     def shares(self) -> np.ndarray:
         """Return the share of the rows that each condition has."""
-        return np.bincount(self.membership, minlength=len(self.values)) / len(self.membership)
+        return np.bincount(self.membership, self.counts, minlength=len(self.values)) / self.counts.sum()
 
     def totals(self, rows: np.ndarray) -> np.ndarray:
-        """Return the sums of the rows of each condition, (c, r)."""
+        """Return the sums of the rows of each condition, each as often as it counts, (c, r)."""
         shape = (len(self.values), len(rows))
-        return scipy.sparse.csr_array((np.ones(len(rows)), (self.membership, np.arange(len(rows)))), shape) @ rows
+        return scipy.sparse.csr_array((self.counts, (self.membership, np.arange(len(rows)))), shape) @ rows
 
 
 def distinct_conditions(sample: Sample) -> Conditions:
     """Return the distinct conditions; rows without a condition all have the same, empty one."""
+    counts = np.ones(len(sample)) if sample.weight is None else np.asarray(sample.weight)
     if not sample.conditional:
-        return Conditions(np.zeros((1, 0)), np.zeros(len(sample), int))
+        return Conditions(np.zeros((1, 0)), np.zeros(len(sample), int), counts)
     values, membership = np.unique(np.asarray(sample.condition), axis=0, return_inverse=True)
-    return Conditions(values, membership.ravel())
+    return Conditions(values, membership.ravel(), counts)

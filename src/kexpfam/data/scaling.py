@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 
 __all__ = ["Scaling", "constant_columns", "heavy_tailed_columns", "most_normal_power"]
 
@@ -34,33 +35,34 @@ class Scaling(eqx.Module):
     warped: tuple[bool, ...] = eqx.field(static=True)
 
     @staticmethod
-    def standardising(values: np.ndarray, *, power: bool = False) -> "Scaling":
+    def standardising(values: np.ndarray, *, power: bool = False, weight: np.ndarray | None = None) -> "Scaling":
         """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1.
 
         With ``power``, each column is first made as close to normal as a Yeo-Johnson transformation can make it.
         """
         constant = constant_columns(values)
-        shift, scale = values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))
+        shift, scale = weighted_mean(values, weight), np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight)))
         powers = np.ones(values.shape[1])
         if power:
             columns = ((values - shift) / scale).T
-            powers = np.array([1.0 if constant[j] else most_normal_power(column) for j, column in enumerate(columns)])
-        warped = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers))
-        low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
+            powers = np.array([1.0 if constant[j] else most_normal_power(column, weight) for j, column in enumerate(columns)])
+        warped = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers), weight)
+        low, middle, high = percentiles(values, [25, 50, 75], weight)
         shift, scale = np.where(warped, middle, shift), np.where(warped, high - low, scale)
         powers = np.where(warped, 1.0, powers)
         u = (values - shift) / scale
         u = np.where(warped, np.arcsinh(u), _yeo_johnson(u, powers) if power else u)
         moved = warped | (powers != 1.0)
-        centre, spread = np.where(moved, u.mean(axis=0), 0.0), np.where(moved, u.std(axis=0), 1.0)
+        centre = np.where(moved, weighted_mean(u, weight), 0.0)
+        spread = np.where(moved, np.sqrt(weighted_variance(u, weight)), 1.0)
         return Scaling(shift, scale, centre, spread, powers, warped=tuple(bool(column) for column in warped))
 
     @staticmethod
-    def plain(values: np.ndarray) -> "Scaling":
+    def plain(values: np.ndarray, *, weight: np.ndarray | None = None) -> "Scaling":
         """Return the scaling by mean and standard deviation alone; constant columns keep scale 1."""
-        scale = np.where(constant_columns(values), 1.0, values.std(axis=0))
+        scale = np.where(constant_columns(values), 1.0, np.sqrt(weighted_variance(values, weight)))
         zeros, ones = np.zeros(values.shape[1]), np.ones(values.shape[1])
-        return Scaling(values.mean(axis=0), scale, zeros, ones, ones, warped=(False,) * values.shape[1])
+        return Scaling(weighted_mean(values, weight), scale, zeros, ones, ones, warped=(False,) * values.shape[1])
 
     @property
     def width(self) -> int:
@@ -94,16 +96,17 @@ class Scaling(eqx.Module):
         return xp.sum(stretch - xp.log(self.scale) - xp.log(self.spread), axis=1)
 
 
-def most_normal_power(column: np.ndarray) -> float:
+def most_normal_power(column: np.ndarray, weight: np.ndarray | None = None) -> float:
     """Return the Yeo-Johnson power of highest normal likelihood among those that map the line onto itself."""
     import scipy.optimize
 
     # The normal log likelihood of the transformed column at its own mean and variance, Jacobian included.
-    log_stretch = np.sum(np.sign(column) * np.log1p(np.abs(column)))
+    log_stretches, counts = np.sign(column) * np.log1p(np.abs(column)), np.ones(len(column)) if weight is None else weight
+    log_stretch, total = np.sum(counts * log_stretches), counts.sum()
 
     def cost(power: float) -> float:
-        variance = _yeo_johnson(column, np.asarray(power)).var()
-        return 0.5 * len(column) * np.log(variance) - (power - 1.0) * log_stretch
+        variance = weighted_variance(_yeo_johnson(column, np.asarray(power)), weight)
+        return 0.5 * total * np.log(variance) - (power - 1.0) * log_stretch
 
     return float(scipy.optimize.minimize_scalar(cost, bounds=(0.0, 2.0), method="bounded").x)
 
@@ -128,9 +131,9 @@ def _inverse_yeo_johnson(w: AnyArray, powers: AnyArray) -> AnyArray:
     return xp.where(rates == 1.0, w, xp.sign(w) * xp.expm1(logs))
 
 
-def heavy_tailed_columns(values: np.ndarray) -> np.ndarray:
+def heavy_tailed_columns(values: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
     """Return a mask of the columns with a value further from the median than any light tail would put it."""
-    low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
+    low, middle, high = percentiles(values, [25, 50, 75], weight)
     furthest = np.abs(values - middle).max(axis=0)
     return (high > low) & (furthest > HEAVY_TAIL * (high - low))
 

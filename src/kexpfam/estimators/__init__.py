@@ -52,6 +52,6 @@ def load(path: str | os.PathLike) -> Estimator:
     estimator._layout, estimator._target_layout = metadata.get("layouts", [None, None])
     if metadata["fitted_to_frame"]:
         estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
-    for name in estimator._stored:
+    for name in (*estimator._stored, *estimator._shared):
         setattr(estimator, name, state[name.strip("_")])
     return estimator

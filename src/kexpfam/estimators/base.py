@@ -23,6 +23,7 @@ from kexpfam.cache import use_compilation_cache
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
+from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.output import FrameOutput
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
@@ -45,6 +46,7 @@ __all__ = [
     "key_from",
     "keys_from",
     "listening",
+    "mean_score",
     "one_of",
     "warn_of_uncertain_normaliser",
     "whole",
@@ -74,7 +76,10 @@ class Estimator(FrameOutput, BaseEstimator, abc.ABC):
     conditional: ClassVar[bool]
     _stored: tuple[str, ...]
     _training: np.ndarray
+    _weight: np.ndarray | None
     density_: Any
+    # What the files of all estimators hold, whatever else they do.
+    _shared: ClassVar[tuple[str, ...]] = ("_weight",)
 
     @property
     def _names(self) -> list[str] | None:
@@ -87,12 +92,32 @@ class Estimator(FrameOutput, BaseEstimator, abc.ABC):
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
 
+    def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the rows that a fit is made to, once they are known to be enough, and keep what they count."""
+        weight = checked_weights(sample_weight, len(tables[0]))
+        rows, self._weight = Weighted.of(np.concatenate(tables, axis=1), weight)
+        if weight is None:
+            return tables
+        if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:
+            raise ValueError(f"sample_weight leaves {seen} rows, and {FEWEST_ROWS} are needed at least.")
+        return tuple(table[rows] for table in tables)
+
+    @property
+    def training_weight_(self) -> np.ndarray:
+        """What each of the rows in ``training_data_`` counts; of rows that are equal only one is kept if weights were given."""
+        check_is_fitted(self, "density_")
+        return np.ones(len(self._training)) if self._weight is None else self._weight
+
+    @property
+    def _effective_rows(self) -> float:
+        return effective_rows(self._weight, len(self._training))
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the fitted model to one file: arrays and readable metadata, no code."""
         check_is_fitted(self, "density_")
         skipped = ("progress", "checkpoint", "random_state")
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
-        state = {"params": params} | {name.strip("_"): getattr(self, name) for name in self._stored}
+        state = {"params": params} | {name.strip("_"): getattr(self, name) for name in (*self._stored, *self._shared)}
         metadata = {
             "n_features_in": self.n_features_in_,
             "columns": self._names,
@@ -128,10 +153,14 @@ class DensityEstimator(DensityMixin, Estimator):
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         """Fit to rows that were checked; each estimator has its own way."""
 
-    def fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Fit the density to the rows of X; y is ignored."""
+    def fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the density to the rows of X; y is ignored.
+
+        A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
+        """
         self._note_layout(X)
         points = validate_data(self, as_table(X), dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        (points,) = self._counted(sample_weight, points)
         with self._fitting() as listener:
             return self._fit(points, listener)
 
@@ -148,9 +177,9 @@ class DensityEstimator(DensityMixin, Estimator):
         check_is_fitted(self, "density_")
         return self.density_.log_prob(x)
 
-    def score(self, X: ArrayLike, y: object = None) -> float:
-        """Return the mean log density of the rows."""
-        return float(np.mean(self.score_samples(X)))
+    def score(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> float:
+        """Return the mean log density of the rows, by their weights if there are any."""
+        return mean_score(self.score_samples(X), sample_weight)
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see ``set_output``).
@@ -184,14 +213,18 @@ class ConditionalEstimator(Estimator):
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         """Fit to rows that were checked; each estimator has its own way."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit the density of y given X; y has shape (n,) or (n, p)."""
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the density of y given X; y has shape (n,) or (n, p).
+
+        A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
+        """
         numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
         self._note_layout(X, y)
         rows, targets = validate_data(self, as_table(X), as_table(y), **numeric, ensure_min_samples=FEWEST_ROWS)
         self._flat_targets = targets.ndim == 1
+        rows, targets = self._counted(sample_weight, rows, targets.astype(np.float64).reshape(len(rows), -1))
         with self._fitting() as listener:
-            self._training, self._training_targets = rows, targets.astype(np.float64).reshape(len(rows), -1)
+            self._training, self._training_targets = rows, targets
             return self._fit(self._training, self._training_targets, listener)
 
     def __sklearn_tags__(self) -> Tags:
@@ -213,9 +246,9 @@ class ConditionalEstimator(Estimator):
         check_is_fitted(self, "density_")
         return self.density_.log_prob(y, x)
 
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:
-        """Return the mean of ``log p(y | x)`` over the rows."""
-        return float(np.mean(self.score_samples(X, y)))
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the mean of ``log p(y | x)`` over the rows, by their weights if there are any."""
+        return mean_score(self.score_samples(X, y), sample_weight)
 
     def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
@@ -354,6 +387,14 @@ def whole(name: str, value: Any, least: int) -> int:
     if not fine:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     return int(value)
+
+
+def mean_score(scores: np.ndarray, sample_weight: ArrayLike | None) -> float:
+    """Return the mean of the rows that count."""
+    weight = checked_weights(sample_weight, len(scores))
+    if weight is None:
+        return float(np.mean(scores))
+    return float(np.average(scores[weight > 0.0], weights=weight[weight > 0.0]))
 
 
 def listening(progress: bool | Listener) -> contextlib.AbstractContextManager[Listener | None]:

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_targets
 from kexpfam.data.scaling import Scaling, constant_columns
+from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
 from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
 from kexpfam.estimators.kernel_density import (
     FOLDS,
@@ -62,7 +63,8 @@ class MixtureEstimator(ConditionalEstimator):
             raise ValueError(f"background must be a share, at least 0 and below 1; got {self.background!r}.")
         check_targets(X, targets, self._names)
         rng = np.random.default_rng(seed_from(key_from(self.random_state)))
-        scaling, condition_scaling, varying = Scaling.plain(targets), Scaling.plain(X), ~constant_columns(X)
+        scaling, condition_scaling = (Scaling.plain(part, weight=self._weight) for part in (targets, X))
+        varying = ~constant_columns(X)
         x, y = inputs(condition_scaling, varying, X), scaling.to_model(targets)
         self.selection_, weights, centres = self._chosen(x, y, rng)
         width, background = self.selection_.chosen["width"], float(self.background)
@@ -137,30 +139,40 @@ class LeastSquaresConditional(MixtureEstimator):
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
-        centres = rng.permutation(len(x))[: whole("n_centres", self.n_centres, 1)]
+        centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
         fold, losses = deal(len(x), rng), np.zeros((len(widths), len(penalties)))
+        counts = np.ones(len(x)) if self._weight is None else self._weight
         for i, width in enumerate(widths):
             for held in (fold == k for k in range(FOLDS)):
-                heights = ratio_weights(*ratio_moments(x[~held], y[~held], x[centres], y[centres], width), penalties)
+                others = x[~held], y[~held], x[centres], y[centres], width, part_of(self._weight, ~held)
+                heights = ratio_weights(*ratio_moments(*others), penalties)
                 log_density = ratio_log_densities(heights, x[held], y[held], x[centres], y[centres], width)
-                losses[i] -= with_background(log_density, y[held], self.background).sum(axis=0) / len(x)
+                losses[i] -= counts[held] @ with_background(log_density, y[held], self.background) / counts.sum()
         search = GridSearch(("width", "penalty"), (widths, penalties), losses)
         width, penalty = search.chosen["width"], search.chosen["penalty"]
-        heights = ratio_weights(*ratio_moments(x, y, x[centres], y[centres], width), np.array([penalty]))
+        moments = ratio_moments(x, y, x[centres], y[centres], width, self._weight)
+        heights = ratio_weights(*moments, np.array([penalty]))
         return search, KernelWeights(x[centres], heights[:, 0], width), y[centres]
 
 
 def ratio_moments(
-    x: np.ndarray, y: np.ndarray, x_centres: np.ndarray, y_centres: np.ndarray, width: float
+    x: np.ndarray,
+    y: np.ndarray,
+    x_centres: np.ndarray,
+    y_centres: np.ndarray,
+    width: float,
+    weight: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return H and h of LSCDE.
+    """Return H and h of LSCDE, means over the rows by their weights.
 
     Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))`` over y.
     """
     in_x = np.exp(-0.5 * cdist(x, x_centres, "sqeuclidean") / width**2)
     in_y = np.exp(-0.5 * cdist(y, y_centres, "sqeuclidean") / width**2)
     overlap = np.exp(-0.25 * cdist(y_centres, y_centres, "sqeuclidean") / width**2)
-    return (np.sqrt(np.pi) * width) ** y.shape[1] * overlap * (in_x.T @ in_x) / len(x), np.mean(in_x * in_y, axis=0)
+    counted, total = (in_x, len(x)) if weight is None else (in_x * weight[:, None], weight.sum())
+    H = (np.sqrt(np.pi) * width) ** y.shape[1] * overlap * (counted.T @ in_x) / total
+    return H, weighted_mean(in_x * in_y, weight)
 
 
 def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.ndarray:
@@ -228,7 +240,7 @@ class NeighbourDensity(MixtureEstimator):
 
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         radii = grid_of("radius", self.radius, reach(x) * SHARES_OF_REACH)
-        candidates = [NeighbourWeights(x, float(radius)) for radius in radii]
+        candidates = [NeighbourWeights(x, float(radius), self._weight) for radius in radii]
         search = search_widths(candidates, "radius", radii, x, y, self, rng)
         return search, candidates[search.place[0]], y
 
@@ -275,7 +287,8 @@ class ConditionalKernelDensity(MixtureEstimator):
 
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("condition_width", self.condition_width, reach(x) * SHARES_OF_REACH)
-        candidates = [KernelWeights(x, np.ones(len(x)), float(width)) for width in widths]
+        heights = np.ones(len(x)) if self._weight is None else self._weight
+        candidates = [KernelWeights(x, heights, float(width)) for width in widths]
         search = search_widths(candidates, "condition_width", widths, x, y, self, rng)
         return search, candidates[search.place[0]], y
 
@@ -297,7 +310,8 @@ def search_widths(
     """Return the held-out losses of all pairs of weights and target width: each row under the rows of other folds."""
     widths = grid_of("width", estimator.width, WIDTHS)
     fold, held = deal(len(x), rng), rng.permutation(len(x))[:MOST_HELD_OUT]
-    losses = np.zeros((len(grid), len(widths)))
+    losses, weight = np.zeros((len(grid), len(widths))), estimator._weight
+    counts = np.ones(len(x)) if weight is None else weight
     for rows in chunks(held, len(x) * (len(grid) + len(widths))):
         squares = np.where(fold[rows, None] != fold, cdist(x[rows], x, "sqeuclidean"), np.inf)
         log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
@@ -306,5 +320,5 @@ def search_widths(
         in_y = -0.5 * cdist(y[rows], y, "sqeuclidean")[:, :, None] / widths**2 - log_volume(widths, y.shape[1])
         log_density = np.log(np.maximum(masses @ np.exp(in_y), SMALLEST_DENSITY))
         mixed = with_background(log_density.reshape(len(rows), -1), y[rows], estimator.background)
-        losses -= mixed.sum(axis=0).reshape(losses.shape) / len(held)
+        losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
     return GridSearch((name, "width"), (grid, widths), losses)

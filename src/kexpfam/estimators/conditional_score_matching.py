@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from kexpfam.data.columns import check_targets
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.estimators.base import (
     ConditionalEstimator,
     Seed,
@@ -67,10 +68,11 @@ BASE_WIDTH = 1.5
 class _Visit(NamedTuple):
     trial: ScoreTrial
     rows: np.ndarray
+    weight: np.ndarray | None
 
     def beats(self, other: "_Visit", errors: float) -> bool:
         gains = other.rows - self.rows
-        return bool(gains.mean() > LEAST_GAIN + errors * gains.std() / np.sqrt(len(gains)))
+        return bool(weighted_mean(gains, self.weight) > LEAST_GAIN + errors * standard_error(gains, self.weight))
 
 
 @dataclass
@@ -150,22 +152,25 @@ class _Walk:
         if lengthscale not in self.grams:
             self.grams[lengthscale] = derivative_gram(Gaussian(lengthscale), sample.target, sample.target)
         gram = Gaussian(scales).gram(sample.condition, sample.condition)
-        table = fold_losses(self.grams[lengthscale] * gram[:, None, :, None], self.scores, self.folds, self.penalties)
-        path = trials_of(scales, lengthscale, self.penalties, table)
+        blocks, weight = self.grams[lengthscale] * gram[:, None, :, None], sample.weight
+        table = fold_losses(blocks, self.scores, self.folds, self.penalties, weight)
+        path = trials_of(scales, lengthscale, self.penalties, table, weight)
         self.trials += path
         if self.report is not None:
             self.report(Report("selection", len(self.trials), 0, {"score": -min(trial.loss for trial in self.trials)}))
-        chosen = one_standard_error(table)
-        return _Visit(path[chosen], table[:, chosen])
+        chosen = one_standard_error(table, weight)
+        return _Visit(path[chosen], table[:, chosen], weight)
 
 
-def fold_losses(blocks: np.ndarray, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray) -> np.ndarray:
+def fold_losses(
+    blocks: np.ndarray, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
     """Return the loss of each row under the fit that did not see its fold, (rows, penalties)."""
     n, operators = blocks.shape[:2]
     table = np.empty((n, len(penalties)))
     for fold in folds:
         columns = blocks[:, :, ~fold]
-        weights = full_path(columns[~fold], scores[~fold], penalties)
+        weights = full_path(columns[~fold], scores[~fold], penalties, part_of(weight, ~fold))
         applied = columns[fold].reshape(fold.sum() * operators, -1) @ weights.reshape(-1, len(penalties))
         table[fold] = losses(applied.reshape(fold.sum(), operators, -1), scores[fold])
     return table
@@ -241,10 +246,11 @@ class ConditionalScoreMatching(ConditionalEstimator):
         self._check_settings(X.shape[1], targets.size)
         check_targets(X, targets, self._names)
         seed_key, sampler_key, nodes_key = keys_from(self.random_state, 3)
-        seed, inputs, scaling = seed_from(seed_key), Scaling.standardising(X), Scaling.standardising(targets)
-        sample = Sample(scaling.to_model(targets), inputs.to_model(X))
-        mixture = best_mixture(sample.target, seed=seed)
-        base = score_base(self.base, sample.target, mixture, width=BASE_WIDTH)
+        seed, weight = seed_from(seed_key), self._weight
+        inputs, scaling = (Scaling.standardising(part, weight=weight) for part in (X, targets))
+        sample = Sample(scaling.to_model(targets), inputs.to_model(X), weight)
+        mixture = best_mixture(sample.target, seed=seed, weight=weight)
+        base = score_base(self.base, sample, mixture, width=BASE_WIDTH)
         self.selection_ = self._select(sample, base, seed, listener)
         problem, weights = self._solved(sample, base, mixture)
         tilt, finer = problem.tilt(weights), problem.nodes(fineness=problem.integration.finer, key=nodes_key)
@@ -270,9 +276,9 @@ class ConditionalScoreMatching(ConditionalEstimator):
         check_is_fitted(self, "density_")
         density, key, settings = self.density_, key_from(random_state), settings or Judgement()
         status, calibration = self.solution_.status, self._calibration(X, y, key=key)
-        fit = sampler_fit(density, self._training, settings.draws, key=key)
+        fit = sampler_fit(density, self._training, settings.draws, weight=self._weight, key=key)
         partitions, errors = density.log_partitions(self._training), density.partition_errors(self._training)
-        worst = Estimate(float(partitions.mean()), float(errors.max()), np.inf)
+        worst = Estimate(float(weighted_mean(partitions, self._weight)), float(errors.max()), np.inf)
         verdict, advice = judge(status, worst, 0.0, fit, calibration, conditional=True, settings=settings)
         facts = (status, True, worst, 0.0, fit.kl, fit.draws.folds, fit.share, None, calibration, None)
         return Diagnosis(*facts, verdict, advice)

@@ -17,6 +17,7 @@ import scipy.linalg
 from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.weights import effective_rows, weighted_mean, weighted_variance
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import AbstractMeasure
@@ -137,10 +138,11 @@ def full_weights(
 
     It is :math:`f = -\delta / \eta + \sum_{bj} \beta_{bj}\, k(x_b, \cdot)\, \partial_j k(y_b, \cdot)` with
     :math:`(G + n \eta I)\, \beta = h / \eta`, where G are the inner products of the derivatives and h those with
-    :math:`\delta` (Sriperumbudur et al. 2017, theorem 5; Arbel and Gretton 2018 with a condition). Memory ``(n d)^2``.
+    :math:`\delta` (Sriperumbudur et al. 2017, theorem 5; Arbel and Gretton 2018 with a condition). With weights, the n of a
+    row is one over its share of them. Memory ``(n d)^2``.
     """
     n, dim = sample.target.shape
-    delta = _delta(scores)
+    delta = _delta(scores, sample.weight)
     gram, slopes = np.empty((n * dim, n * dim)), np.empty(n * dim)
     rows = max(1, CHUNK_NUMBERS // (n * (dim + 1) ** 2))
     for start in range(0, n, rows):
@@ -149,28 +151,33 @@ def full_weights(
         here = slice(start * dim, (start + len(part)) * dim)
         gram[here] = block[..., :dim].reshape(len(part) * dim, -1)
         slopes[here] = block.reshape(len(part) * dim, -1) @ delta.ravel()
-    gram[np.diag_indices(n * dim)] += n * penalty
+    gram[np.diag_indices(n * dim)] += n * penalty if sample.weight is None else penalty / np.repeat(sample.shares, dim)
     beta = scipy.linalg.solve(gram, slopes / penalty, assume_a="pos", overwrite_a=True, check_finite=False)
     weights = -delta / penalty
     weights[:, :dim] += beta.reshape(n, dim)
     return weights
 
 
-def full_path(blocks: Float[np.ndarray, "n a n a"], scores: np.ndarray, penalties: np.ndarray) -> Float[np.ndarray, "n a q"]:
+def full_path(
+    blocks: Float[np.ndarray, "n a n a"], scores: np.ndarray, penalties: np.ndarray, weight: np.ndarray | None = None
+) -> Float[np.ndarray, "n a q"]:
     """Return the weights of ``full_weights`` at every penalty, from one decomposition; for few rows."""
     n, dim = scores.shape
-    delta = _delta(scores)
-    rows = blocks[:, :dim].reshape(n * dim, -1)
-    values, vectors = scipy.linalg.eigh(blocks[:, :dim, :, :dim].reshape(n * dim, -1), check_finite=False, driver="evd")
-    shrunk = (vectors.T @ (rows @ delta.ravel()))[:, None] / (np.maximum(values, 0.0)[:, None] + n * penalties)
+    delta = _delta(scores, weight)
+    rows, gram = blocks[:, :dim].reshape(n * dim, -1), blocks[:, :dim, :, :dim].reshape(n * dim, -1)
+    # With S the rows' weights (mean one), G + n eta / S is symmetric and has one decomposition between two roots of S.
+    roots = np.ones(1) if weight is None else np.sqrt(np.repeat(weight / weight.mean(), dim))
+    values, vectors = scipy.linalg.eigh(roots[:, None] * gram * roots, check_finite=False, driver="evd")
+    shrunk = (vectors.T @ (roots * (rows @ delta.ravel())))[:, None] / (np.maximum(values, 0.0)[:, None] + n * penalties)
     weights = np.repeat(-delta[:, :, None], len(penalties), 2)
-    weights[:, :dim] += (vectors @ shrunk).reshape(n, dim, -1)
+    weights[:, :dim] += (roots[:, None] * (vectors @ shrunk)).reshape(n, dim, -1)
     return weights / penalties
 
 
-def _delta(scores: np.ndarray) -> np.ndarray:
+def _delta(scores: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     r"""Return the weights of :math:`\delta` on the derivatives at each row."""
-    return np.concatenate([scores, np.ones((len(scores), 1))], 1) / len(scores)
+    delta = np.concatenate([scores, np.ones((len(scores), 1))], 1) / len(scores)
+    return delta if weight is None else delta * (weight / weight.mean())[:, None]
 
 
 def product_gram(kernel: Gaussian, condition_kernel: Gaussian, rows: Sample, columns: Sample) -> Float[np.ndarray, "n a m a"]:
@@ -194,7 +201,7 @@ class Quadratic(NamedTuple):
 
     matrix: Float[np.ndarray, "r r"]
     slope: Float[np.ndarray, " r"]
-    rows: int
+    rows: float
 
     def plus(self, other: "Quadratic") -> "Quadratic":
         """Return the sum over the rows of both."""
@@ -241,17 +248,20 @@ class Basis(NamedTuple):
         """Return the weights in the span of a combination of the orthonormal functions."""
         return whitened if isinstance(self.span, KernelSpan) else self.whitening @ whitened
 
-    def quadratic(self, points: np.ndarray, scores: np.ndarray) -> Quadratic:
-        """Return the loss at these points, in memory that does not grow with their number."""
+    def quadratic(self, points: np.ndarray, scores: np.ndarray, weight: np.ndarray | None = None) -> Quadratic:
+        """Return the loss at these points, by their weights, in memory that does not grow with their number."""
         functions, dim = self.whitening.shape[0], points.shape[1]
         matrix, slope = np.zeros((functions, functions)), np.zeros(functions)
         rows = max(1, CHUNK_NUMBERS // (functions * (dim + 1)))
         for start in range(0, len(points), rows):
-            applied = self._applied(points[start : start + rows])
+            here = slice(start, start + rows)
+            applied = self._applied(points[here])
             slopes = applied[:, :dim].reshape(-1, functions)
-            matrix += slopes.T @ slopes
-            slope += slopes.T @ scores[start : start + rows].ravel() + applied[:, dim].sum(0)
-        return Quadratic(self.whitening.T @ matrix @ self.whitening, self.whitening.T @ slope, len(points))
+            counted = applied if weight is None else applied * weight[here, None, None]
+            matrix += counted[:, :dim].reshape(-1, functions).T @ slopes
+            slope += counted[:, :dim].reshape(-1, functions).T @ scores[here].ravel() + counted[:, dim].sum(0)
+        total = len(points) if weight is None else float(weight.sum())
+        return Quadratic(self.whitening.T @ matrix @ self.whitening, self.whitening.T @ slope, total)
 
     def _applied(self, points: np.ndarray) -> Float[np.ndarray, "n a m"]:
         """Return the derivatives and the Laplacian of each function of the span, at each point."""
@@ -276,15 +286,16 @@ def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
     return [of_row == fold for fold in range(folds.max() + 1)]
 
 
-def one_standard_error(table: Float[np.ndarray, "u q"]) -> int:
+def one_standard_error(table: Float[np.ndarray, "u q"], weight: np.ndarray | None = None) -> int:
     """Return the first column whose mean loss is within one standard error of the smallest, if all between them are.
 
     Rows are folds or data, and columns are ordered from cautious to bold (falling penalties, rising length scales). Held-out
     losses are dominated by few rows, and their minimum by luck.
     """
-    best = int(np.argmin(table.mean(0)))
+    best = int(np.argmin(weighted_mean(table, weight)))
     excess = table - table[:, [best]]
-    within = excess.mean(0) <= excess.std(0) / np.sqrt(len(table))
+    errors = np.sqrt(weighted_variance(excess, weight)) / np.sqrt(effective_rows(weight, len(table)))
+    within = weighted_mean(excess, weight) <= errors
     return best - int(np.argmin(np.append(within[:best][::-1], False)))
 
 

@@ -139,7 +139,7 @@ class SplineFlow(DensityEstimator):
         if not 0.0 < self.learning_rate < np.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}.")
         check_columns(X, self._names)
-        scaling, shape = Scaling.plain(X), FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots)
+        scaling, shape = Scaling.plain(X, weight=self._weight), FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots)
         self._training = points = scaling.to_model(X)
         arrays, self.training_ = self._trained(shape, points, key_from(self.random_state))
         self.density_ = FlowDensity(shape, arrays, scaling)
@@ -148,11 +148,14 @@ class SplineFlow(DensityEstimator):
     def _trained(self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]) -> tuple[list[np.ndarray], Training]:
         """Return the arrays of the trained flow, and the losses; single precision is enough to train."""
         make_key, train_key = jr.split(key)
+        counts = () if self._weight is None else (jnp.asarray(self._weight / self._weight.mean(), jnp.float32),)
+        data = (jnp.asarray(points, jnp.float32), *counts)
         with jax.enable_x64(False):
             flow, losses = _flowjax().train.fit_to_data(
                 train_key,
                 _new_flow(shape, make_key),
-                jnp.asarray(points, jnp.float32),
+                data,
+                loss_fn=None if self._weight is None else _weighted_loss,
                 learning_rate=self.learning_rate,
                 max_epochs=self.max_epochs,
                 max_patience=self.patience,
@@ -195,6 +198,15 @@ def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
         flow_layers=shape.layers,
         nn_width=shape.width,
     )
+
+
+def _weighted_loss(
+    params: Any, static: Any, x: Float[Array, "b d"], weight: Float[Array, " b"], key: Key[Array, ""] | None = None
+) -> Float[Array, ""]:
+    """Return minus the mean log density of a batch, by the rows' weights, which have mean one over all rows."""
+    import paramax  # comes with flowjax
+
+    return -jnp.mean(weight * paramax.unwrap(eqx.combine(params, static)).log_prob(x))
 
 
 @functools.lru_cache(maxsize=8)

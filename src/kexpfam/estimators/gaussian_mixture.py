@@ -79,15 +79,15 @@ class GaussianMixtureDensity(DensityEstimator):
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         check_columns(X, self._names)
-        scaling = Scaling.plain(X)
+        scaling, seed = Scaling.plain(X, weight=self._weight), seed_from(key_from(self.random_state))
         self._training = points = scaling.to_model(X)
-        self.density_ = ScaledMixture(best_mixture(points, seed=seed_from(key_from(self.random_state))), scaling)
+        self.density_ = ScaledMixture(best_mixture(points, seed=seed, weight=self._weight), scaling)
         return self
 
     def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
         """Return the size of the mixture; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.mixture.log_weights)
-        few = bool(shares.min() * len(self._training) < FEWEST_ROWS)
+        few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
         advice = ("A component rests on fewer than ten rows: its height is not to be trusted.",) if few else ()
         return MixtureDiagnosis("fair" if few else "good", len(shares), float(shares.min()), advice)

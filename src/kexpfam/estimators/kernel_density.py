@@ -80,11 +80,12 @@ class SearchDiagnosis(AbstractDiagnosis):
 
 
 class KernelMixture(eqx.Module):
-    """``p(x) = 1/n sum_i N(x; x_i, bandwidth^2 I)`` over the standardised training points."""
+    """``p(x) = sum_i w_i N(x; x_i, bandwidth^2 I) / sum_i w_i`` over the standardised training points."""
 
     points: np.ndarray
     bandwidth: float
     scaling: Scaling
+    weight: np.ndarray | None = None
 
     def log_density(self, targets: np.ndarray, X: None = None) -> np.ndarray:
         """Return the log density of each row, in the data's own units."""
@@ -97,7 +98,7 @@ class KernelMixture(eqx.Module):
     def _kernels(self) -> "sklearn.neighbors.KernelDensity":
         import sklearn.neighbors  # slow to import
 
-        return sklearn.neighbors.KernelDensity(bandwidth=self.bandwidth).fit(self.points)
+        return sklearn.neighbors.KernelDensity(bandwidth=self.bandwidth).fit(self.points, sample_weight=self.weight)
 
 
 class KernelDensity(DensityEstimator):
@@ -138,10 +139,12 @@ class KernelDensity(DensityEstimator):
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         bandwidths = grid_of("bandwidth", self.bandwidth, BANDWIDTHS)
         check_columns(X, self._names)
-        rng, scaling = np.random.default_rng(seed_from(key_from(self.random_state))), Scaling.plain(X)
+        rng = np.random.default_rng(seed_from(key_from(self.random_state)))
+        scaling = Scaling.plain(X, weight=self._weight)
         self._training = points = scaling.to_model(X)
-        self.selection_ = GridSearch(("bandwidth",), (bandwidths,), held_out_losses(points, bandwidths, rng))
-        self.density_ = KernelMixture(points, self.selection_.chosen["bandwidth"], scaling)
+        losses = held_out_losses(points, bandwidths, rng, self._weight)
+        self.selection_ = GridSearch(("bandwidth",), (bandwidths,), losses)
+        self.density_ = KernelMixture(points, self.selection_.chosen["bandwidth"], scaling, self._weight)
         return self
 
     def diagnose(self, random_state: Seed = 0) -> SearchDiagnosis:
@@ -150,19 +153,23 @@ class KernelDensity(DensityEstimator):
         return SearchDiagnosis.of(self.selection_)
 
 
-def held_out_losses(points: np.ndarray, bandwidths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def held_out_losses(
+    points: np.ndarray, bandwidths: np.ndarray, rng: np.random.Generator, weight: np.ndarray | None = None
+) -> np.ndarray:
     """Return minus the mean log density of held-out points under the other folds' points, at each bandwidth."""
     fold, total = deal(len(points), rng), np.zeros(len(bandwidths))
     held = rng.permutation(len(points))[:MOST_HELD_OUT]
+    counts = np.ones(len(points)) if weight is None else weight
     for rows in chunks(held, len(points)):
         other = fold[rows, None] != fold
+        own, others = counts[rows], other @ counts
         squares = np.where(other, cdist(points[rows], points, "sqeuclidean"), np.inf)
         nearest = squares.min(axis=1)
         beyond = squares - nearest[:, None]
         for i, bandwidth in enumerate(bandwidths):
-            log_sums = np.log(np.exp(beyond * (-0.5 / bandwidth**2)).sum(axis=1)) - 0.5 * nearest / bandwidth**2
-            total[i] += np.sum(log_sums - np.log(other.sum(axis=1))) - len(rows) * log_volume(bandwidth, points.shape[1])
-    return -total / len(held)
+            log_sums = np.log(np.exp(beyond * (-0.5 / bandwidth**2)) @ counts) - 0.5 * nearest / bandwidth**2
+            total[i] += own @ (log_sums - np.log(others)) - own.sum() * log_volume(bandwidth, points.shape[1])
+    return -total / counts[held].sum()
 
 
 def log_volume(width: float | np.ndarray, dims: int) -> AnyArray:

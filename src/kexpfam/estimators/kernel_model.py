@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from kexpfam import storage
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.data.weights import effective_rows
 from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, whole
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
@@ -64,6 +65,12 @@ class Rows(NamedTuple):
     targets: np.ndarray
     condition: np.ndarray
     inputs: Scaling
+    weight: np.ndarray | None
+
+    @property
+    def effective(self) -> float:
+        """Return the effective sample size."""
+        return effective_rows(self.weight, len(self.targets))
 
 
 class Posed(NamedTuple):
@@ -94,9 +101,9 @@ class KernelModel(Estimator):
         self._checked_solver(targets.shape[1], X.shape[1])
         self._problem = self.solution_ = self.selection_ = self.polish_ = None
         self.lengthscale_, self.rkhs_penalty_, self.base_ = None, None, None
-        inputs = Scaling.standardising(X, power=True)
-        rows, keys = Rows(targets, inputs.to_model(X), inputs), keys_from(self.random_state, KEYS)
-        names = self._contenders(len(targets), targets.shape[1], X.shape[1])
+        inputs = Scaling.standardising(X, power=True, weight=self._weight)
+        rows, keys = Rows(targets, inputs.to_model(X), inputs, self._weight), keys_from(self.random_state, KEYS)
+        names = self._contenders(rows.effective, targets.shape[1], X.shape[1])
         pose = {"kernel": self._pose_kernel, "mixture": self._pose_mixture, "chain": self._pose_chain}
         found = {name: pose[name](rows, keys, listener, alone=len(names) == 1) for name in names}
         posed = {name: candidate for name, candidate in found.items() if candidate is not None}
@@ -110,7 +117,7 @@ class KernelModel(Estimator):
     def _compared(self, posed: dict[str, Posed]) -> list[Candidate]:
         """Return the candidates with their weights; a single one has all of it."""
         held_out = {name: candidate.held_out for name, candidate in posed.items() if candidate.held_out is not None}
-        return compare(held_out) if held_out else [Candidate(name, 1.0, np.nan, np.nan) for name in posed]
+        return compare(held_out, self._weight) if held_out else [Candidate(name, 1.0, np.nan, np.nan) for name in posed]
 
     @property
     def _settled(self) -> bool:
@@ -120,7 +127,7 @@ class KernelModel(Estimator):
         named = any(params.get(name) is not None for name in names)
         return named or self.solver != "auto" or params.get("space", "nystrom") != "nystrom"
 
-    def _contenders(self, rows: int, dim: int, condition_dim: int) -> tuple[str, ...]:
+    def _contenders(self, rows: float, dim: int, condition_dim: int) -> tuple[str, ...]:
         """Return the kinds of models that compete; settings that only one of them has are a choice of that one."""
         if self.base == "chain":
             return ("chain",)
@@ -133,12 +140,12 @@ class KernelModel(Estimator):
 
     def _pose_kernel(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed | None:
         """Return the kernel model, once its settings are found; none if f would depend on too many coordinates."""
-        targets, condition, _ = rows
+        targets, condition, _, weight = rows
         solver, seed = self._checked_solver(targets.shape[1], condition.shape[1]), seed_from(keys[0])
         fixed, integration = self._fixed(), self.integration or Integration()
         powers = (False, True) if fixed.power is None else (bool(fixed.power),)
-        scalings = {power: Scaling.standardising(targets, power=power) for power in powers}
-        scaled = {power: Scaled.of(scaling, targets, condition) for power, scaling in scalings.items()}
+        scalings = {power: Scaling.standardising(targets, power=power, weight=weight) for power in powers}
+        scaled = {power: Scaled.of(scaling, targets, condition, weight) for power, scaling in scalings.items()}
         if self.bounds is not None:
             low, high = checked_bounds(self.bounds, targets)
             fixed = fixed._replace(base={p: Box(s.to_model(low)[0], s.to_model(high)[0]) for p, s in scalings.items()})
@@ -176,18 +183,19 @@ class KernelModel(Estimator):
 
     def _pose_mixture(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a plain mixture of normals."""
-        scaling, seed = Scaling.standardising(rows.targets), seed_from(keys[0])
+        scaling, seed = Scaling.standardising(rows.targets, weight=rows.weight), seed_from(keys[0])
         points = scaling.to_model(rows.targets)
-        shape = best_shape(points, seed=seed)
+        how: dict[str, Any] = {"seed": seed, "weight": rows.weight}
+        shape = best_shape(points, **how)
         parts = np.array_split(np.random.default_rng(seed).permutation(len(points)), MIXTURE_PARTS)
-        held_out = mixture_held_out(points, shape, parts, seed=seed) + scaling.log_jacobian(rows.targets)
-        return Posed(held_out, lambda: LawDensity(fit_mixture(points, shape, seed=seed), scaling))
+        held_out = mixture_held_out(points, shape, parts, **how) + scaling.log_jacobian(rows.targets)
+        return Posed(held_out, lambda: LawDensity(fit_mixture(points, shape, **how), scaling))
 
     def _pose_chain(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a learned chain."""
-        targets, condition, inputs = rows
-        settings, scaling = self.learned or EFFORTS[self.effort], Scaling.standardising(targets)
-        sample, support = Sample(scaling.to_model(targets), condition), None
+        targets, condition, inputs, weight = rows
+        settings, scaling = self.learned or EFFORTS[self.effort], Scaling.standardising(targets, weight=weight)
+        sample, support = Sample(scaling.to_model(targets), condition, weight), None
         if self.bounds is not None:
             support = np.concatenate([scaling.to_model(side) for side in checked_bounds(self.bounds, targets)])
         place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", (sample, settings, support))
@@ -202,7 +210,9 @@ class KernelModel(Estimator):
         """Return a mixture to draw importance nodes from, if anything is going to."""
         sample = scaled[max(scaled)].sample
         grid = uses_grid(sample.target.shape[1], conditional=sample.conditional, settings=integration)
-        return None if grid and not solver.uses_proposal else best_mixture(np.asarray(sample.target), seed=seed)
+        if grid and not solver.uses_proposal:
+            return None
+        return best_mixture(np.asarray(sample.target), seed=seed, weight=sample.weight)
 
     def _density(
         self,
@@ -237,8 +247,8 @@ class KernelModel(Estimator):
                 judged = diagnose(self._problem, kernel, training, status, own, settings=settings, key=key)
             if alone:
                 return judged
-        found = self.candidates_, judged, self.polish_
-        return diagnose_stack(self.density_, self._training, *found, calibration, settings=settings, key=key)
+        facts = self._training, self._weight, self.candidates_, judged, self.polish_, calibration
+        return diagnose_stack(self.density_, *facts, settings=settings, key=key)
 
     def _fixed(self) -> Fixed:
         names = self.get_params(deep=False)

@@ -48,14 +48,15 @@ class KernelWeights(AbstractWeights):
 
 
 class NeighbourWeights(AbstractWeights):
-    """Equal weights of the points within ``radius``; where there are none, of the nearest point (or points, if tied)."""
+    """Equal weights, or ``heights``, of the points within ``radius``; where there are none, of the nearest (or all tied)."""
 
     points: np.ndarray
     radius: float
+    heights: np.ndarray | None = None
 
     def at_squares(self, squares: np.ndarray) -> np.ndarray:
         reach = np.maximum(self.radius**2, squares.min(axis=1, keepdims=True))
-        return np.where(squares <= reach, 0.0, -np.inf)
+        return np.where(squares <= reach, 0.0 if self.heights is None else np.log(self.heights), -np.inf)
 
 
 class ConditionalMixture(eqx.Module):

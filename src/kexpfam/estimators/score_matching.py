@@ -15,6 +15,7 @@ from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.tables import numbered
+from kexpfam.data.weights import standard_error, weighted_mean
 from kexpfam.estimators.base import (
     DensityEstimator,
     Seed,
@@ -92,19 +93,24 @@ class ScoreSelection(eqx.Module):
 
 
 def trials_of(
-    condition_lengthscale: np.ndarray, lengthscale: float, penalties: np.ndarray, table: np.ndarray
+    condition_lengthscale: np.ndarray,
+    lengthscale: float,
+    penalties: np.ndarray,
+    table: np.ndarray,
+    weight: np.ndarray | None = None,
 ) -> list[ScoreTrial]:
     """Return one trial per penalty from a table of losses, (folds or rows, penalties)."""
-    scales, errors = tuple(map(float, condition_lengthscale)), table.std(0) / np.sqrt(len(table))
-    numbers = zip(penalties.tolist(), table.mean(0).tolist(), errors.tolist(), strict=True)
+    scales, errors = tuple(map(float, condition_lengthscale)), [standard_error(column, weight) for column in table.T]
+    numbers = zip(penalties.tolist(), weighted_mean(table, weight).tolist(), errors, strict=True)
     return [ScoreTrial(scales, float(lengthscale), *row) for row in numbers]
 
 
-def score_base(given: str | AbstractMeasure, points: np.ndarray, mixture: AbstractMeasure, width: float) -> AbstractMeasure:
-    """Return the base measure: the one given, the mixture, or a normal ``width`` times as wide as the points."""
+def score_base(given: str | AbstractMeasure, sample: Sample, mixture: AbstractMeasure, width: float) -> AbstractMeasure:
+    """Return the base measure: the one given, the mixture, or a normal ``width`` times as wide as the targets."""
     if isinstance(given, AbstractMeasure):
         return given
-    return mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width)
+    points = np.asarray(sample.target)
+    return mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width, weight=sample.weight)
 
 
 @dataclass(frozen=True)
@@ -206,10 +212,11 @@ class ScoreMatchingExpFamily(DensityEstimator):
         self._check_settings(*X.shape)
         check_columns(X, self._names)
         seed_key, partition_key = keys_from(self.random_state, 2)
-        seed, scaling, nothing = seed_from(seed_key), Scaling.standardising(X), np.zeros((len(X), 0))
+        seed, nothing = seed_from(seed_key), np.zeros((len(X), 0))
+        scaling = Scaling.standardising(X, weight=self._weight)
         self._training = points = scaling.to_model(X)
-        proposal = best_mixture(points, seed=seed)
-        base = score_base(self.base, points, proposal, width=1.0)
+        proposal = best_mixture(points, seed=seed, weight=self._weight)
+        base = score_base(self.base, Sample.unconditional(points, self._weight), proposal, width=1.0)
         self.selection_ = self._select(points, base, seed, listener)
         tilt, sampler = self._solve(points, base, seed), Sampler(proposal, Identity(), base)
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
@@ -235,7 +242,8 @@ class ScoreMatchingExpFamily(DensityEstimator):
         start_key, tune_key, move_key = jr.split(key_from(random_state), 3)
         # Every training point starts as many chains as any other, up to one.
         order = np.asarray(jr.permutation(start_key, len(self._training)))
-        starts = self._training[order[np.arange(count) % len(order)]]
+        places = order[np.arange(count) % len(order)] if self._weight is None else self._sample.drawn(count, key=start_key)
+        starts = self._training[np.asarray(places)]
         draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
         return self._rows_like(None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1]))
 
@@ -246,16 +254,20 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
         density, chosen, settings = self.density_, self.selection_.chosen, settings or Judgement()
         status, partition = self.solution_.status, density.log_partition
-        fit = sampler_fit(density, self._training, settings.draws, key=key_from(random_state))
+        fit = sampler_fit(density, self._training, settings.draws, weight=self._weight, key=key_from(random_state))
         # The solution is in closed form and draws are refined, so that only the normaliser is left to judge.
         exact = fit._replace(kl=Estimate(0.0, 0.0, np.inf), share=1.0)
         verdict, advice = judge(status, partition, 0.0, exact, None, conditional=False, settings=settings)
         if fit.share < RESAMPLING_SHARE:
             advice += ("Chains start far from the density: the shares of its modes in draws may be off. Raise rkhs_penalty.",)
             verdict = "poor"
-        loss = float(fitted_losses(density.tilt, Sample.unconditional(self._training)).mean())
+        loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
         held_out = None if chosen is None else chosen.loss
         return ScoreMatchingDiagnosis(partition, loss, held_out, fit.share, verdict, advice)
+
+    @property
+    def _sample(self) -> Sample:
+        return Sample.unconditional(self._training, self._weight)
 
     def _check_settings(self, rows: int, width: int) -> None:
         one_of("variant", self.variant, VARIANTS)
@@ -287,11 +299,11 @@ class ScoreMatchingExpFamily(DensityEstimator):
         scores = base_scores(base, points)
         if self.variant == "full":
             span = DerivativeSpan(Gaussian(lengthscale), points)
-            weights = full_weights(span.kernel, Gaussian(1.0), Sample.unconditional(points), scores, penalty).ravel()
+            weights = full_weights(span.kernel, Gaussian(1.0), self._sample, scores, penalty).ravel()
             return Tilt(FeatureSpace(Constant(), span), weights, base)
         count = self.n_centres or self._centres(points.shape[1], MOST_FUNCTIONS)
         basis = self._basis(points, lengthscale, count, seed)
-        weights = basis.weights(basis.quadratic(points, scores).path(np.array([penalty]))[:, 0])
+        weights = basis.weights(basis.quadratic(points, scores, self._weight).path(np.array([penalty]))[:, 0])
         return Tilt(FeatureSpace(Constant(), basis.span), weights, base)
 
     def _select(self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None) -> ScoreSelection:
@@ -301,13 +313,13 @@ class ScoreMatchingExpFamily(DensityEstimator):
             return ScoreSelection(ScoreSettings(nothing, shape, float(self.rkhs_penalty)), None, [])
         factors = LENGTHSCALES * median_distance(points) if self.lengthscale is None else np.ones(1)
         penalties = PENALTIES if self.rkhs_penalty is None else np.array([float(self.rkhs_penalty)])
-        scores, folds = base_scores(base, points), folds_of(points, FOLDS, seed=seed)
+        sample, scores, folds = self._sample, base_scores(base, points), folds_of(points, FOLDS, seed=seed)
         tables, paths = [], []
         # Products of small matrices: waking a second thread for each costs more than it saves.
         with threadpool_limits(limits=1, user_api="blas"):
             for step, factor in enumerate(factors):
                 basis = self._basis(points, factor * shape, self._centres(width, RANKING_FUNCTIONS), seed)
-                tables.append(fold_losses(basis, points, scores, folds, penalties))
+                tables.append(fold_losses(basis, sample, scores, folds, penalties))
                 paths.append(trials_of(nothing, factor * shape.min(), penalties, tables[-1]))
                 if listener is not None:
                     smallest = min(trial.loss for path in paths for trial in path)
@@ -320,10 +332,9 @@ class ScoreMatchingExpFamily(DensityEstimator):
         return ScoreSelection(settings, chosen, [trial for path in paths for trial in path])
 
 
-def fold_losses(
-    basis: Basis, points: np.ndarray, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray
-) -> np.ndarray:
+def fold_losses(basis: Basis, sample: Sample, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray) -> np.ndarray:
     """Return the mean loss on each fold of the fit to the others, (folds, penalties)."""
-    parts = [basis.quadratic(points[fold], scores[fold]) for fold in folds]
+    kept = [sample.rows(fold) for fold in folds]
+    parts = [basis.quadratic(part.target, scores[fold], part.weight) for part, fold in zip(kept, folds, strict=True)]
     whole = functools.reduce(Quadratic.plus, parts)
     return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kexpfam.data.weights import effective_rows, part_of, weighted_mean
+from kexpfam.fit.mixture import weighted_mixture
 from kexpfam.model.measures import COVARIANCE_FLOOR, AbstractMeasure, Box, Gaussian, Mixture
 
 if TYPE_CHECKING:
@@ -31,17 +33,17 @@ COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32, 64), 5
 EM_STEPS = 60
 
 
-def tailed_gaussian(points: np.ndarray, *, width: float) -> Mixture:
+def tailed_gaussian(points: np.ndarray, *, width: float, weight: np.ndarray | None = None) -> Mixture:
     """Return the normal with ``width**2`` times the points' covariance, and a small share of a wider one."""
-    narrow = Gaussian.fitted(points, width=width)
+    narrow = Gaussian.fitted(points, width=width, weight=weight)
     choleskys = np.stack([narrow.cholesky, TAIL_WIDTH * narrow.cholesky])
     return Mixture.of(np.log([1.0 - TAIL_SHARE, TAIL_SHARE]), np.stack([narrow.mean] * 2), choleskys)
 
 
-def held_out_split(points: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return four fifths of the points and the fifth that judges what is fitted to them."""
-    order = np.random.default_rng(seed).permutation(len(points))
-    return points[order[len(points) // 5 :]], points[order[: len(points) // 5]]
+def held_out_split(rows: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of four fifths of the rows and of the fifth that judges what is fitted to them."""
+    order = np.random.default_rng(seed).permutation(rows)
+    return order[rows // 5 :], order[: rows // 5]
 
 
 class MixtureShape(NamedTuple):
@@ -51,8 +53,10 @@ class MixtureShape(NamedTuple):
     diagonal: bool
 
 
-def fit_mixture(points: np.ndarray, shape: MixtureShape, *, seed: int) -> Mixture:
-    """Return the maximum-likelihood mixture, by scikit-learn's EM."""
+def fit_mixture(points: np.ndarray, shape: MixtureShape, *, seed: int, weight: np.ndarray | None = None) -> Mixture:
+    """Return the maximum-likelihood mixture, by scikit-learn's EM, or by our own where rows have weights."""
+    if weight is not None:
+        return weighted_mixture(points, weight, **shape._asdict(), steps=EM_STEPS, seed=seed)
     model = _expectation_maximisation(points, *shape, seed)
     if shape.diagonal:
         choleskys = np.sqrt(model.covariances_)[:, :, None] * np.eye(points.shape[1])
@@ -61,54 +65,74 @@ def fit_mixture(points: np.ndarray, shape: MixtureShape, *, seed: int) -> Mixtur
     return Mixture.of(np.log(model.weights_), model.means_, choleskys)
 
 
-def best_shape(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> MixtureShape:
+def best_shape(
+    points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int, weight: np.ndarray | None = None
+) -> MixtureShape:
     """Return the size and covariance type of the mixture that does best on a held-out fifth of the points."""
-    training, held_out = held_out_split(points, seed=seed)
+    training, held_out = held_out_split(len(points), seed=seed)
+    rows = effective_rows(part_of(weight, training), len(training))
     best_score, best = -np.inf, MixtureShape(1, True)
     for diagonal in (False, True):
         worse, top = 0, -np.inf
         for components in counts:
-            if components * ROWS_PER_COMPONENT > len(training) or worse == 2:
+            if components * ROWS_PER_COMPONENT > rows or worse == 2:
                 break
-            score = _expectation_maximisation(training, components, diagonal, seed).score(held_out)
+            score = _held_out_score(points, MixtureShape(components, diagonal), training, held_out, weight, seed)
             worse, top = (0, score) if score > top else (worse + 1, top)
             if score > best_score:
                 best_score, best = score, MixtureShape(components, diagonal)
     return best
 
 
-def best_mixture(points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int) -> Mixture:
+def _held_out_score(
+    points: np.ndarray, shape: MixtureShape, training: np.ndarray, held_out: np.ndarray, weight: np.ndarray | None, seed: int
+) -> float:
+    if weight is None:
+        return _expectation_maximisation(points[training], *shape, seed).score(points[held_out])
+    mixture = fit_mixture(points[training], shape, seed=seed, weight=weight[training])
+    return float(weighted_mean(mixture.log_densities(points[held_out]), weight[held_out]))
+
+
+def best_mixture(
+    points: np.ndarray, *, counts: tuple[int, ...] = COUNTS, seed: int, weight: np.ndarray | None = None
+) -> Mixture:
     """Return the mixture of the best shape, fitted to all points."""
-    return fit_mixture(points, best_shape(points, counts=counts, seed=seed), seed=seed)
+    shape = best_shape(points, counts=counts, seed=seed, weight=weight)
+    return fit_mixture(points, shape, seed=seed, weight=weight)
 
 
-def mixture_held_out(points: np.ndarray, shape: MixtureShape, parts: list[np.ndarray], *, seed: int) -> np.ndarray:
+def mixture_held_out(
+    points: np.ndarray, shape: MixtureShape, parts: list[np.ndarray], *, seed: int, weight: np.ndarray | None = None
+) -> np.ndarray:
     """Return the log density of each point under a mixture fitted to the points outside its part; NaN where it has none."""
     scores = np.full(len(points), np.nan)
     for rows in parts:
-        scores[rows] = fit_mixture(np.delete(points, rows, axis=0), shape, seed=seed).log_densities(points[rows])
+        others = np.delete(np.arange(len(points)), rows)
+        mixture = fit_mixture(points[others], shape, seed=seed, weight=part_of(weight, others))
+        scores[rows] = mixture.log_densities(points[rows])
     return scores
 
 
-BASES: dict[str, Callable[[np.ndarray, int], AbstractMeasure]] = {
-    "gaussian": lambda points, seed: Gaussian.fitted(points),
-    "box": lambda points, seed: Box.fitted(points),
-    "mixture": lambda points, seed: best_mixture(points, seed=seed),
+BASES: dict[str, Callable[[np.ndarray, int, np.ndarray | None], AbstractMeasure]] = {
+    "gaussian": lambda points, seed, weight: Gaussian.fitted(points, weight=weight),
+    "box": lambda points, seed, weight: Box.fitted(points),
+    "mixture": lambda points, seed, weight: best_mixture(points, seed=seed, weight=weight),
 }
 
 
-def fit_base(kind: str, data: np.ndarray, *, seed: int) -> AbstractMeasure:
+def fit_base(kind: str, data: np.ndarray, *, seed: int, weight: np.ndarray | None = None) -> AbstractMeasure:
     """Return the base measure of that name, fitted to the data (already in model units)."""
     if kind not in BASES:
         raise ValueError(f"unknown base {kind!r}: choose one of {', '.join(BASES)}, or pass a measure.")
-    return BASES[kind](data, seed)
+    return BASES[kind](data, seed, weight)
 
 
-def optimism(kind: str, data: np.ndarray, *, seed: int) -> float:
+def optimism(kind: str, data: np.ndarray, *, seed: int, weight: np.ndarray | None = None) -> float:
     """Return how much higher a base of this kind scores points it was fitted to than points it was not (nats)."""
-    training, held_out = held_out_split(data, seed=seed)
-    base = fit_base(kind, training, seed=seed)
-    return float(base.log_densities(training).mean() - base.log_densities(held_out).mean())
+    training, held_out = held_out_split(len(data), seed=seed)
+    base = fit_base(kind, data[training], seed=seed, weight=part_of(weight, training))
+    seen, unseen = (weighted_mean(base.log_densities(data[rows]), part_of(weight, rows)) for rows in (training, held_out))
+    return float(seen - unseen)
 
 
 def _expectation_maximisation(points: np.ndarray, components: int, diagonal: bool, seed: int) -> "GaussianMixture":

@@ -124,7 +124,7 @@ def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
     conditions = distinct_conditions(sample)
     phi = space.condition.matrix(conditions.values)
     # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
-    mean = conditions.totals(space.target.matrix(sample.target)).T @ phi / len(sample)
+    mean = conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()
     return Likelihood(mean.T.ravel(), space.target.node_matrix(nodes), nodes.log_weights[None], conditions.shares, phi)
 
 

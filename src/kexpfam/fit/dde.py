@@ -138,7 +138,7 @@ def _better_sampler(
     """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
     plain = Sampler(trained.reference, Identity(), problem.base)
     row_key, draw_key = jr.split(key)
-    rows = np.asarray(jr.randint(row_key, (JUDGED_DRAWS,), 0, len(problem.sample)))
+    rows = np.asarray(problem.sample.drawn(JUDGED_DRAWS, key=row_key))
     conditions, tilt = np.asarray(problem.sample.condition)[rows], problem.tilt(weights)
 
     def divergence(sampler: Sampler) -> float:

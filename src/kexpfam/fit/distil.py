@@ -118,8 +118,10 @@ def conditional_draws(problem: Problem, weights: np.ndarray, settings: Distillat
     """Return draws of the density under training conditions and conditions between them, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
     rng = np.random.default_rng(seed_from(seed_key))
-    seen, count, each = np.asarray(problem.sample.condition), settings.conditions, settings.draws_per_condition
-    here, there = (seen[rng.integers(len(seen), size=count)] for _ in range(2))
+    sample, count, each = problem.sample, settings.conditions, settings.draws_per_condition
+    seen, equal = np.asarray(sample.condition), sample.weight is None
+    pick = lambda: rng.integers(len(seen), size=count) if equal else rng.choice(len(seen), count, p=sample.shares)
+    here, there = (seen[pick()] for _ in range(2))
     conditions = here + rng.uniform(0.0, FARTHEST, (count, 1)) * (there - here)
     conditions[: count // 2] = here[: count // 2]
     nodes = problem.nodes(draws=settings.nodes, key=nodes_key)

@@ -6,6 +6,7 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.data.sample import Sample
+from kexpfam.data.weights import distinct_rows
 from kexpfam.fit.problem import check_at_least
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
@@ -58,7 +59,9 @@ def centre_rows(sample: Sample, features: Features, *, seed: int) -> Centres:
     """Return the centres of a space; under a condition, distinct conditions and distinct targets each for themselves."""
     spread = lambda rows, most: rows[spread_rows(rows, most, seed=seed)]
     if not sample.conditional:
-        return Centres(spread(np.asarray(sample.target), features.centres), np.zeros((1, 0)))
+        targets = np.asarray(sample.target)
+        # Centres cover the data, and how often a row was seen does not matter to that.
+        return Centres(spread(targets[distinct_rows(targets)], features.centres), np.zeros((1, 0)))
     conditions, targets = (np.unique(np.asarray(part), axis=0) for part in (sample.condition, sample.target))
     return Centres(
         targets if targets.shape[1] == 1 else spread(targets, MOST_TARGET_CENTRES), spread(conditions, features.centres)
@@ -75,7 +78,7 @@ def build_space(
     of_target, of_condition = (KERNELS[kernel](scales) for scales in lengthscales)
     if not sample.conditional:
         return FeatureSpace(Constant(), KernelSpan.build(of_target, centres.target, rank=features.rank, floor=features.floor))
-    rank = int(np.clip(len(sample) // features.rows_per_feature, *features.condition_rank))
+    rank = int(np.clip(sample.effective_rows // features.rows_per_feature, *features.condition_rank))
     condition = KernelSpan.build(of_condition, centres.condition, rank=rank, floor=features.floor)
     points = covering_centres(centres.target, float(lengthscales[0].min()))
     return FeatureSpace(condition, KernelSpan.build(of_target, points, rank=features.target_rank, floor=features.floor))

@@ -48,14 +48,16 @@ class Folds:
         self.all = likelihood(problem, nodes)
         self.check = self.all if check is nodes else likelihood(problem, check)
         conditions = distinct_conditions(problem.sample)
-        self.left_out, self.membership = left_out, conditions.membership
+        self.left_out, self.membership, counts = left_out, conditions.membership, conditions.counts
         self.psi = problem.space.target.matrix(problem.sample.target)
         phi = self.all.condition_features
-        self.counts = np.array([np.bincount(self.membership[out], minlength=len(phi)) for out in left_out], float)
-        totals = [(phi[self.membership[out]].T @ self.psi[out]).ravel() for out in left_out]
-        kept = len(self.psi) - left_out.sum(1)
-        self.means = (len(self.psi) * self.all.mean_feature - np.array(totals)) / kept[:, None]
-        self.shares = (len(self.psi) * self.all.shares - self.counts) / kept[:, None]
+        self.counts = np.array([np.bincount(self.membership[out], counts[out], len(phi)) for out in left_out])
+        weighted = self.psi if problem.sample.weight is None else self.psi * counts[:, None]
+        totals = [(phi[self.membership[out]].T @ weighted[out]).ravel() for out in left_out]
+        self.total = counts.sum()
+        kept = self.total - self.counts.sum(1)
+        self.means = (self.total * self.all.mean_feature - np.array(totals)) / kept[:, None]
+        self.shares = (self.total * self.all.shares - self.counts) / kept[:, None]
         self.weights = np.zeros(self.all.mean_feature.size)
 
     def approach(self, penalty: float) -> None:
@@ -86,13 +88,12 @@ class Folds:
             return [factor] * len(self.left_out)
         probabilities = normalised(problem.exponents(weights)).probabilities
         triangles = covariances(problem, probabilities, probabilities @ problem.node_features)
-        rows = len(self.psi)
-        whole = rows * information(problem, triangles, problem.shares)
+        whole = self.total * information(problem, triangles, problem.shares)
         factors = []
         for counts in self.counts:
             seen = counts > 0.0
             part = problem._replace(condition_features=problem.condition_features[seen])
-            hessian = (whole - information(part, triangles[seen], counts[seen])) / (rows - counts.sum())
+            hessian = (whole - information(part, triangles[seen], counts[seen])) / (self.total - counts.sum())
             hessian.flat[:: len(hessian) + 1] += penalty
             factors.append(factored(hessian))
         return factors

@@ -145,6 +145,11 @@ class Task(eqx.Module):
     kept: Int[AnyArray, "m k"]
     held: Int[AnyArray, "m h"]
     support: Float[AnyArray, "m 2 d"] | None
+    weight: Float[AnyArray, " n"] | None = None
+
+    def counts(self, rows: Int[Array, " b"]) -> Float[Array, " b"] | None:
+        """Return what some rows count, which is one in the mean over all; None where all count the same."""
+        return None if self.weight is None else self.weight[rows]
 
 
 class Progress(NamedTuple):
@@ -194,7 +199,7 @@ class Trainer(eqx.Module):
         rate = self.rate(state.step)
         keys = jr.split(key, len(task.kept))
         players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
-        judge = lambda chain, rows, support: bounded_mean(self.score(task, chain.within(support), rows))
+        judge = lambda chain, rows, support: bounded_mean(self.score(task, chain.within(support), rows), task.counts(rows))
         own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
         score = elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
@@ -239,7 +244,8 @@ class Trainer(eqx.Module):
         keep = 1.0 - self.settings.dropout
         thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
         penalty = 0.5 * self.settings.rkhs_penalty * jnp.sum(chain.out[..., HEAD:] ** 2)
-        return penalty.astype(jnp.float32) - jnp.mean(self.score(task, chain, rows, thin))
+        scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
+        return penalty.astype(jnp.float32) - jnp.mean(scores if counts is None else counts * scores)
 
     def score(self, task: Task, chain: Chain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
         """Return the log density of some rows."""
@@ -248,9 +254,9 @@ class Trainer(eqx.Module):
         )
 
 
-def bounded_mean(scores: Float[AnyArray, " h"]) -> Float[Array, ""]:
+def bounded_mean(scores: Float[AnyArray, " h"], counts: Float[AnyArray, " h"] | None = None) -> Float[Array, ""]:
     """Return the mean of scores, none counted as more than FARTHEST below their median: no single row may end the training."""
-    return jnp.mean(jnp.maximum(scores, jnp.median(scores) - FARTHEST))
+    return jnp.average(jnp.maximum(scores, jnp.median(scores) - FARTHEST), weights=counts)
 
 
 def learn(
@@ -277,7 +283,8 @@ def learn(
     epochs = min(settings.epochs, -(-settings.steps // (kept.shape[1] // batch)))
     width = settings.hidden(dim)
     trainer = Trainer(settings, parts, batch, epochs, settings.rate * min(1.0, 2.0 * settings.width / width))
-    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds)
+    counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
+    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds, counts)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
     options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
     result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import minimize
 
 from kexpfam.data.sample import Sample
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.folds import elsewhere
 from kexpfam.model.chain import Chain, Told, features, residuals
 from kexpfam.model.measures import logsumexp
@@ -50,6 +51,7 @@ class Tilted(eqx.Module):
     features: Float[np.ndarray, "n k"]
     exponents: Float[np.ndarray, "n m"]
     log_density: Float[np.ndarray, " n"]
+    weight: Float[np.ndarray, " n"] | None = None
 
     def cost(self, weights: Float[np.ndarray, " uk"], penalty: float) -> tuple[float, Float[np.ndarray, " uk"]]:
         """Return the penalised mean cost of a correction and its gradient."""
@@ -57,10 +59,15 @@ class Tilted(eqx.Module):
         psi = residuals(self.exponents.shape[1]).features
         tilted = self.exponents + coefficients @ psi.T
         log_partition = logsumexp(tilted, axis=1)
-        gain = np.mean(np.sum(coefficients * self.features, axis=1) - log_partition + logsumexp(self.exponents, axis=1))
+        gains = np.sum(coefficients * self.features, axis=1) - log_partition + logsumexp(self.exponents, axis=1)
+        gain = float(weighted_mean(gains, self.weight))
         means = np.exp(tilted - log_partition[:, None]) @ psi
-        gradient = self.units.T @ (self.features - means) / len(means)
+        gradient = self.units.T @ self._shared(self.features - means)
         return 0.5 * penalty * weights @ weights - gain, penalty * weights - gradient.ravel()
+
+    def _shared(self, rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return the rows times their shares of all."""
+        return rows / len(rows) if self.weight is None else rows * (self.weight / self.weight.sum())[:, None]
 
     def improved(self, weights: Float[np.ndarray, "u k"], penalty: float) -> tuple[Float[np.ndarray, "u k"], float]:
         """Return the weights of least cost, and a bound on what is missing."""
@@ -80,7 +87,8 @@ def links(chain: Chain, sample: Sample, cells: int) -> list[Tilted]:
 
     def link(j: int) -> Tilted:
         own = Told(*(None if part is None else part[:, j] for part in told))
-        return Tilted(np.concatenate([one, units * seen[:, j]], axis=1), psi[:, j], own.exponents(cells), log_density[:, j])
+        inputs = np.concatenate([one, units * seen[:, j]], axis=1)
+        return Tilted(inputs, psi[:, j], own.exponents(cells), log_density[:, j], sample.weight)
 
     return [link(j) for j in range(chain.dim)]
 
@@ -98,8 +106,8 @@ class Member(NamedTuple):
 
     def held_out(self, weights: Float[np.ndarray, "u d k"]) -> float:
         """Return the mean log density of rows that it does not train on."""
-        gains = [-link.cost(weights[:, j].ravel(), 0.0)[0] + link.log_density.mean() for j, link in enumerate(self.held)]
-        return float(np.sum(gains))
+        gains = [-link.cost(weights[:, j].ravel(), 0.0)[0] for j, link in enumerate(self.held)]
+        return float(np.sum(gains)) + float(sum(weighted_mean(link.log_density, link.weight) for link in self.held))
 
 
 def polished(

@@ -12,7 +12,9 @@ __all__ = ["relevant_dimensions"]
 RELEVANCE_FLOOR = 0.01
 
 
-def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -> tuple[int, ...]:
+def relevant_dimensions(
+    data: np.ndarray, base: AbstractMeasure, *, seed: int, weight: np.ndarray | None = None
+) -> tuple[int, ...]:
     """Return the dimensions that a classifier of data against base draws makes use of.
 
     The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with dimensions
@@ -24,6 +26,8 @@ def relevant_dimensions(data: np.ndarray, base: AbstractMeasure, *, seed: int) -
     draws = base.draws(min(4 * len(data), 20_000), key=jr.key(seed))
     rows, labels = np.concatenate([data, draws]), np.repeat([1, 0], [len(data), len(draws)])
     weights = np.where(labels == 1, len(draws) / len(data), 1.0)
+    if weight is not None:
+        weights[: len(data)] *= weight / weight.mean()
     order = np.random.default_rng(seed).permutation(len(rows))
     training, held_out = order[: 2 * len(order) // 3], order[2 * len(order) // 3 :]
     # One thread: small trees gain nothing from more, and lose much on a busy machine.

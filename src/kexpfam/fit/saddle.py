@@ -92,7 +92,7 @@ class SaddleTerms(NamedTuple):
 def draw_batch(problem: SaddleProblem, size: int, *, key: Key[Array, ""]) -> Batch:
     """Draw data rows with replacement, transport noise under their conditions, and weighted base points."""
     rows_key, noise_key, base_key = jr.split(key, 3)
-    data = problem.sample.rows(jr.randint(rows_key, (size,), 0, len(problem.sample)))
+    data = problem.sample.rows(problem.sample.drawn(size, key=rows_key))
     noise = draw_each(problem.reference, data.condition, key=noise_key)
     if not problem.anchored:
         return Batch(data, noise, problem.base.sample(size, key=base_key), jnp.zeros(size))

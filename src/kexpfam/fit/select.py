@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.data.weights import standard_error, weighted_mean
 from kexpfam.fit.bases import fit_base, optimism, tailed_gaussian
 from kexpfam.fit.features import CENTRE_MARGIN, CENTRE_SPACING, MOST_TARGET_CENTRES, Centres, Features, build_space, centre_rows
 from kexpfam.fit.folds import Folds, left_out_rows
@@ -166,9 +167,9 @@ class Scaled(NamedTuple):
     log_jacobian: np.ndarray
 
     @staticmethod
-    def of(scaling: Scaling, targets: np.ndarray, condition: np.ndarray) -> "Scaled":
+    def of(scaling: Scaling, targets: np.ndarray, condition: np.ndarray, weight: np.ndarray | None = None) -> "Scaled":
         """Return the rows in the scaling's units."""
-        return Scaled(Sample(scaling.to_model(targets), condition), scaling.log_jacobian(targets))
+        return Scaled(Sample(scaling.to_model(targets), condition, weight), scaling.log_jacobian(targets))
 
 
 class Context(NamedTuple):
@@ -208,7 +209,7 @@ def contend(scaled: dict[bool, Scaled], context: Context, *, most_dims: int | No
         with threadpool_limits(limits=1, user_api="blas"):
             settings = walk.run()
         # A base has seen the points that the folds are scored on; what it gains by that is taken off.
-        gain = optimism(kind, walk.data, seed=context.seed) if len(walks) > 1 else 0.0
+        gain = optimism(kind, walk.data, seed=context.seed, weight=walk.weight) if len(walks) > 1 else 0.0
         ranked.append((walk.best.score - gain, settings, walk))
     score, settings, walk = max(ranked, key=lambda entry: entry[0])
     rows = walk.held_out(settings, gain=walk.best.score - score) if held_out else None
@@ -254,6 +255,11 @@ class _Walk:
     def data(self) -> np.ndarray:
         """Return the targets of all training rows under the first scaling."""
         return np.asarray(next(iter(self.whole.values())).sample.target)
+
+    @property
+    def weight(self) -> np.ndarray | None:
+        """Return what all training rows count."""
+        return next(iter(self.whole.values())).sample.weight
 
     @property
     def settled(self) -> bool:
@@ -396,10 +402,10 @@ class _Walk:
         best, stale = -np.inf, 0
         for penalty in penalties:
             scores = folds.scores(float(penalty)) + offset
-            error = float(scores.std() / np.sqrt(len(scores)))
-            self.trials.append(Trial(settings._replace(rkhs_penalty=float(penalty)), float(scores.mean()), error))
+            mean, error = float(weighted_mean(scores, part.weight)), standard_error(scores, part.weight)
+            self.trials.append(Trial(settings._replace(rkhs_penalty=float(penalty)), mean, error))
             self.row_scores.append(scores)
-            best, stale = (scores.mean(), 0) if scores.mean() > best else (best, stale + 1)
+            best, stale = (mean, 0) if mean > best else (best, stale + 1)
             if stale == self.options.patience:
                 break
         if self.context.report is not None:
@@ -419,7 +425,7 @@ class _Walk:
         best = self.best.settings
         trials = [trial for trial in self.trials if trial.settings.power == best.power]
         gaps = np.array([trial.score for trial in trials]) - self.best.score
-        weights = np.exp(self.options.weight * len(self.row_scores[0]) * gaps)
+        weights = np.exp(self.options.weight * self.sample.effective_rows * gaps)
         found: dict[str, Any] = {}
         for name in ("condition_lengthscale", "lengthscale", "base_width", "rkhs_penalty"):
             values = np.array([getattr(trial.settings, name) for trial in trials], float)
@@ -438,9 +444,9 @@ class _Walk:
                     scales = settings.condition_lengthscale.copy()
                     scales[j] *= factor
                     candidate = settings._replace(condition_lengthscale=scales)
-                    gains = self._rows(candidate) - scores
-                    error = gains.std() / np.sqrt(len(gains))
-                    if gains.mean() > options.relevance_gain + options.relevance_errors * error:
+                    gains, weight = self._rows(candidate) - scores, self.sample.weight
+                    least = options.relevance_gain + options.relevance_errors * standard_error(gains, weight)
+                    if weighted_mean(gains, weight) > least:
                         settings, scores = candidate, scores + gains
                         break
         except KeyboardInterrupt:
@@ -467,13 +473,14 @@ class _Walk:
             return self.fixed.base[settings.power]
         place = (settings.power, settings.base_width, whole)
         if place not in self.bases:
-            targets = np.asarray((self.whole if whole else self.scaled)[settings.power].sample.target)
+            sample = (self.whole if whole else self.scaled)[settings.power].sample
+            targets, weight = np.asarray(sample.target), sample.weight
             if self.kind == "mixture" and self.context.proposal is not None:
                 self.bases[place] = self.context.proposal
             elif self.conditional and self.kind == "gaussian":
-                self.bases[place] = tailed_gaussian(targets, width=settings.base_width)
+                self.bases[place] = tailed_gaussian(targets, width=settings.base_width, weight=weight)
             else:
-                self.bases[place] = fit_base(self.kind, targets, seed=self.context.seed)
+                self.bases[place] = fit_base(self.kind, targets, seed=self.context.seed, weight=weight)
         return self.bases[place]
 
     def _dims(self) -> tuple[int, ...]:
@@ -487,7 +494,7 @@ class _Walk:
         if len(everything) <= FEW_DIMS:
             return everything
         base = self.base(Settings(self.kind, (), False, np.ones(0), np.ones(0), 1.0, 1.0))
-        return relevant_dimensions(self.data, base, seed=self.context.seed) or everything
+        return relevant_dimensions(self.data, base, seed=self.context.seed, weight=self.weight) or everything
 
 
 def reduced(
@@ -496,4 +503,4 @@ def reduced(
     """Return sample, base and proposal in the coordinates that f is to depend on."""
     if len(dims) == sample.target.shape[1]:
         return sample, base, proposal
-    return Sample(sample.target[:, dims], sample.condition), base.marginal(dims), proposal.marginal(dims)
+    return Sample(sample.target[:, dims], sample.condition, sample.weight), base.marginal(dims), proposal.marginal(dims)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.model.measures import logsumexp
 
 __all__ = ["Candidate", "compare", "stacking_weights"]
@@ -27,36 +28,36 @@ class Candidate(NamedTuple):
         return f"{self.weight:.0%} of the density; held-out rows score {self.score:.3f} ± {self.standard_error:.1g}"
 
 
-def stacking_weights(scores: np.ndarray) -> np.ndarray:
-    r"""Return the weights that maximise :math:`\sum_i \log \sum_k w_k e^{s_{ik}}` for scores (rows, candidates).
+def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    r"""Return the weights that maximise :math:`\sum_i c_i \log \sum_k w_k e^{s_{ik}}` for scores (rows, candidates).
 
-    The problem is concave. Candidates that held-out rows can do without get no weight.
+    ``counts`` is what the rows count, by default all the same. The problem is concave. Candidates that held-out rows can do
+    without get no weight.
     """
-    weights, score = _maximised(scores)
+    weights, score = _maximised(scores, counts)
     if len(weights) == 1:
         return weights
     fewer = [np.delete(scores, k, axis=1) for k in range(len(weights))]
-    losses = [score - _maximised(part)[1] for part in fewer]
+    losses = [score - _maximised(part, counts)[1] for part in fewer]
     least = int(np.argmin(losses))
-    return weights if losses[least] > SMALLEST_GAIN else np.insert(stacking_weights(fewer[least]), least, 0.0)
+    return weights if losses[least] > SMALLEST_GAIN else np.insert(stacking_weights(fewer[least], counts), least, 0.0)
 
 
-def _maximised(scores: np.ndarray) -> tuple[np.ndarray, float]:
+def _maximised(scores: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, float]:
     """Return the weights of highest mean log score, by expectation maximisation, and that score."""
     weights = np.full(scores.shape[1], 1.0 / scores.shape[1])
     for _ in range(EM_STEPS):
         log_parts = scores + np.log(np.maximum(weights, np.finfo(float).tiny))
         totals = logsumexp(log_parts, axis=1)
-        weights = np.exp(log_parts - totals[:, None]).mean(axis=0)
-    return weights, float(totals.mean())
+        weights = weighted_mean(np.exp(log_parts - totals[:, None]), counts)
+    return weights, float(weighted_mean(totals, counts))
 
 
-def compare(held_out: dict[str, np.ndarray]) -> list[Candidate]:
+def compare(held_out: dict[str, np.ndarray], counts: np.ndarray | None = None) -> list[Candidate]:
     """Return the candidates with their weights, by the rows that all of them were scored on without having seen them."""
     scores = np.stack(list(held_out.values()), axis=1)
-    scores = scores[np.all(np.isfinite(scores), axis=1)]
-    weights = stacking_weights(scores)
-    errors = scores.std(axis=0) / np.sqrt(len(scores))
-    return [
-        Candidate(*row) for row in zip(held_out, weights.tolist(), scores.mean(axis=0).tolist(), errors.tolist(), strict=True)
-    ]
+    scored = np.all(np.isfinite(scores), axis=1)
+    scores, counts = scores[scored], part_of(counts, scored)
+    weights, means = stacking_weights(scores, counts), weighted_mean(scores, counts)
+    errors = [standard_error(column, counts) for column in scores.T]
+    return [Candidate(*row) for row in zip(held_out, weights.tolist(), means.tolist(), errors, strict=True)]

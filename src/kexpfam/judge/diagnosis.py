@@ -9,6 +9,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.data.sample import Sample
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import shortfall
 from kexpfam.fit.problem import Problem, Status, check_at_least
 from kexpfam.integrate.nodes import effective_share
@@ -161,14 +163,17 @@ def diagnose(
     gap_key, kl_key, mmd_key = jr.split(key, 3)
     proposal = None if density.conditional else density.sampler.reference
     f_gap = shortfall(problem, density.tilt, proposal or problem.proposal, problem.integration.draws, key=gap_key).value
-    fit = sampler_fit(density, training, settings.draws, key=kl_key)
+    weight = problem.sample.weight
+    fit = sampler_fit(density, training, settings.draws, weight=weight, key=kl_key)
     partitions, errors = density.log_partitions(training), density.partition_errors(training)
     evidence = np.inf if density.log_partition is None else density.log_partition.effective_draws
-    worst = Estimate(float(partitions.mean()), float(errors.max()), evidence)
+    worst = Estimate(float(weighted_mean(partitions, weight)), float(errors.max()), evidence)
     certificate_key, draw_key = jr.split(jr.fold_in(key, CERTIFICATE))
     # Under conditions a draw has as many features as a condition and a target together, so that fewer have to do.
-    many = fit if density.conditional else sampler_fit(density, training, settings.certifying_draws, key=draw_key)
-    mean_error = worst._replace(standard_error=float(errors.mean()))
+    many = (
+        fit if density.conditional else sampler_fit(density, training, settings.certifying_draws, weight=weight, key=draw_key)
+    )
+    mean_error = worst._replace(standard_error=float(weighted_mean(errors, weight)))
     certificate = certify(problem, density.tilt, mean_error, proposal, many.draws, many.conditions, key=certificate_key)
     mmd = None if density.conditional else _sampler_mmd(density, fit.draws.points, settings, key=mmd_key)
     verdict, advice = judge(status, worst, f_gap, fit, calibration, conditional=density.conditional, settings=settings)
@@ -176,10 +181,12 @@ def diagnose(
     return Diagnosis(*facts, verdict, advice)
 
 
-def sampler_fit(density: Density, training: np.ndarray, count: int, *, key: Key[Array, ""]) -> SamplerFit:
-    """Return how the sampler fits the density at training conditions, given in the data's units."""
+def sampler_fit(
+    density: Density, training: np.ndarray, count: int, *, weight: np.ndarray | None = None, key: Key[Array, ""]
+) -> SamplerFit:
+    """Return how the sampler fits the density at training conditions, given in the data's units with what they count."""
     row_key, draw_key = jr.split(key)
-    rows = np.asarray(jr.randint(row_key, (count,), 0, len(training)))
+    rows = np.asarray(Sample.unconditional(training, weight).drawn(count, key=row_key))
     conditions = density.inputs.to_model(training)[rows] if density.conditional else np.zeros((count, 0))
     draws = density.sampler.weighted_draws(conditions, key=draw_key)
     log_p = density.tilt.log_values(draws.points, conditions) - density.log_partitions(training)[rows]

@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.data.sample import Sample
 from kexpfam.fit.polish import Polish
 from kexpfam.fit.stack import Candidate
 from kexpfam.judge.calibration import Calibration
@@ -67,6 +68,7 @@ class StackDiagnosis(AbstractDiagnosis):
 def diagnose_stack(
     density: AbstractDensity,
     training: np.ndarray,
+    weight: np.ndarray | None,
     candidates: Sequence[Candidate],
     kernel: Diagnosis | None,
     polish: Polish | None,
@@ -75,10 +77,11 @@ def diagnose_stack(
     settings: Judgement | None,
     key: Key[Array, ""],
 ) -> StackDiagnosis:
-    """Return the diagnosis; ``training`` are the conditions in the data's units, ``kernel`` that of a kernel part."""
+    """Return the diagnosis; ``training`` are the conditions in the data's units and ``weight`` what they count."""
     parts = density.parts if isinstance(density, Stack) else (density,)
     learned = next((part for part in parts if isinstance(part, LearnedDensity)), None)
-    judged = None if learned is None else _learned(learned, training, polish, settings or Judgement(), key=key)
+    rows = Sample.unconditional(training, weight)
+    judged = None if learned is None else _learned(learned, rows, polish, settings or Judgement(), key=key)
     verdicts = [part.verdict for part in (kernel, judged) if part is not None] or ["good"]
     advice = [line for part in (kernel, judged) if part is not None for line in part.advice]
     if calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE:
@@ -91,12 +94,12 @@ def diagnose_stack(
 
 
 def _learned(
-    density: LearnedDensity, training: np.ndarray, polish: Polish | None, settings: Judgement, *, key: Key[Array, ""]
+    density: LearnedDensity, training: Sample, polish: Polish | None, settings: Judgement, *, key: Key[Array, ""]
 ) -> LearnedDiagnosis:
     """Return what can go wrong with chains: cells that are too coarse for the density, or for the sampler."""
     row_key, draw_key = jr.split(key)
-    rows = np.asarray(jr.randint(row_key, (settings.draws,), 0, len(training)))
-    conditions = density.inputs.to_model(training[rows]) if density.conditional else np.zeros((settings.draws, 0))
+    rows = np.asarray(training.drawn(settings.draws, key=row_key))
+    conditions = density.inputs.to_model(training.target[rows]) if density.conditional else np.zeros((settings.draws, 0))
     error, ratios = 0.0, []
     for k, one in enumerate(jr.split(draw_key, len(density))):
         part = slice(k, None, len(density))

@@ -19,6 +19,7 @@ import scipy.special
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.weights import weighted_covariance, weighted_mean
 from kexpfam.model.networks import Network
 from kexpfam.model.precision import double_precision
 
@@ -140,11 +141,10 @@ class Gaussian(AbstractMeasure):
     cholesky: Float[AnyArray, "d d"]
 
     @classmethod
-    def fitted(cls, points: np.ndarray, *, width: float = 1.0) -> "Gaussian":
+    def fitted(cls, points: np.ndarray, *, width: float = 1.0, weight: np.ndarray | None = None) -> "Gaussian":
         """Return the normal with the points' mean and ``width**2`` times their covariance."""
-        dim = points.shape[1]
-        covariance = np.cov(points, rowvar=False).reshape(dim, dim) + COVARIANCE_FLOOR * np.eye(dim)
-        return cls(points.mean(0), width * np.linalg.cholesky(covariance))
+        covariance = weighted_covariance(points, weight) + COVARIANCE_FLOOR * np.eye(points.shape[1])
+        return cls(weighted_mean(points, weight), width * np.linalg.cholesky(covariance))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self._as_mixture().log_density(x)

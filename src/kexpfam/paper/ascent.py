@@ -16,6 +16,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import best_sampler, shortfall
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Problem, Solution, Status
@@ -42,14 +43,16 @@ class AscentProblem(eqx.Module):
     base: AbstractMeasure
     proposal: AbstractMeasure
     rkhs_penalty: Float[Array, ""]
+    weight: Float[Array, " n"] | None = None
 
     @staticmethod
     def of(problem: Problem) -> "AscentProblem":
         """Return what is climbed for a problem without conditions."""
         sample, space = problem.sample, problem.space
-        mean = jnp.asarray(space.matrix(sample.target, sample.condition).mean(0))
+        mean = jnp.asarray(weighted_mean(space.matrix(sample.target, sample.condition), sample.weight))
         penalty = jnp.asarray(problem.rkhs_penalty, mean.dtype)
-        return AscentProblem(jnp.asarray(sample.target), mean, space, problem.base, problem.proposal, penalty)
+        weight = None if sample.weight is None else jnp.asarray(sample.weight)
+        return AscentProblem(jnp.asarray(sample.target), mean, space, problem.base, problem.proposal, penalty, weight)
 
     def tilt(self, weights: Float[Array, " r"]) -> Tilt:
         """Return the unnormalised density of f with these weights."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Key
 
+from kexpfam.data.sample import Sample
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
 from kexpfam.integrate.chains import FIRST_STEP_SIZE, TARGET_ACCEPTANCE, hmc_start, hmc_step, jump
@@ -68,7 +69,7 @@ class Chains(AbstractDrawing):
         return Drawn(ChainStates(positions, log_size), draws, jnp.full(len(draws), 1.0 / len(draws)), jnp.mean(acceptance))
 
     def _rows(self, problem: AscentProblem, key: Key[Array, ""]) -> Float[Array, "b d"]:
-        return problem.data[jr.randint(key, (self.count,), 0, problem.data.shape[0])]
+        return problem.data[Sample.unconditional(problem.data, problem.weight).drawn(self.count, key=key)]
 
 
 class ContrastiveDivergence(Solver):

@@ -5,6 +5,7 @@ q = p_f: expectations under p_f are importance sums. How long they climb is deci
 are a space like any other, in which f is the optimum of the convex problem.
 """
 
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.bases import held_out_split
 from kexpfam.fit.convex import Optimum, best_sampler, continuation, likelihood
 from kexpfam.fit.distil import Distillation
@@ -39,6 +41,7 @@ class Evidence(NamedTuple):
     points: Float[AnyArray, "j d"]
     log_weights: Float[AnyArray, " j"]
     rkhs_penalty: Float[Array, ""]
+    weight: Float[AnyArray, " n"] | None = None
 
 
 class Linear(eqx.Module):
@@ -91,7 +94,7 @@ class Learning(eqx.Module):
     def step(self, evidence: Evidence, state: LearningState, *, key: Key[Array, ""]) -> tuple[LearningState, LearningHealth]:
         """Return the state after one step on a batch."""
         row_key, node_key = jr.split(key)
-        rows = evidence.data[jr.randint(row_key, (self.batch_size,), 0, evidence.data.shape[0])]
+        rows = evidence.data[Sample.unconditional(evidence.data, evidence.weight).drawn(self.batch_size, key=row_key)]
         chosen = jr.randint(node_key, (self.nodes_per_batch,), 0, evidence.points.shape[0])
         share = np.log(evidence.points.shape[0] / self.nodes_per_batch)
 
@@ -130,8 +133,8 @@ def learn(
     # Batches are taken from draws, which are where the mass is; of a grid most cells are next to empty.
     draws = importance_nodes(problem.base, problem.proposal, problem.integration.draws, key=draws_key)
     nodes, check = problem.nodes(key=nodes_key), problem.nodes(fineness=problem.integration.finer, key=check_key)
-    training, held_out = held_out_split(np.asarray(problem.sample.target), seed=seed_from(seed_key))
-    part = eqx.tree_at(lambda whole: whole.sample, problem, Sample.unconditional(training))
+    training, held_out = (problem.sample.rows(rows) for rows in held_out_split(len(problem.sample), seed=seed_from(seed_key)))
+    part = dataclasses.replace(problem, sample=training)
     scores = lambda state: np.asarray(held_out_score(part, state.f.span, nodes, held_out, check))
     options: dict[str, Any] = {"key": run_key, "chunk": max(1, -(-steps // learning.stages)), "report": report}
     first = _learned(part, span, learning, draws, steps=steps, watch=scores, **options)
@@ -142,11 +145,12 @@ def learn(
     return Learned(_learned(problem, span, learning, draws, steps=int(best), **options), gain, first.trace)
 
 
-def held_out_score(problem: Problem, span: AbstractSpan, nodes: Nodes, held_out: np.ndarray, check: Nodes) -> float:
+def held_out_score(problem: Problem, span: AbstractSpan, nodes: Nodes, held_out: Sample, check: Nodes) -> float:
     """Return the mean of ``f - log Z`` over held-out rows, with f at its optimum in the span for the problem's own rows."""
     problem = within(problem, span)
     tilt = problem.tilt(_optimum(problem, nodes).weights)
-    return float(np.mean(tilt.values(held_out)) - tilt.log_partitions(check, NO_CONDITION)[0])
+    mean = weighted_mean(tilt.values(held_out.target), held_out.weight)
+    return float(mean - tilt.log_partitions(check, NO_CONDITION)[0])
 
 
 def within(problem: Problem, span: AbstractSpan) -> Problem:
@@ -161,7 +165,8 @@ def _optimum(problem: Problem, nodes: Nodes) -> Optimum:
 def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: Nodes, **options: Any) -> Run:
     """Return the run of learning steps that starts at the span's convex optimum."""
     weights = jnp.asarray(_optimum(within(problem, span), draws).weights)
-    evidence = Evidence(problem.sample.target, draws.points, draws.log_weights, jnp.asarray(problem.rkhs_penalty))
+    sample, penalty = problem.sample, jnp.asarray(problem.rkhs_penalty)
+    evidence = Evidence(sample.target, draws.points, draws.log_weights, penalty, sample.weight)
     return run(evidence, learning, learning.init(Linear(span, weights)), stage="features", **options)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.dde import pose
 from kexpfam.fit.loop import averaged, run, stepped
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
@@ -181,10 +182,9 @@ class MMDGAN(Solver):
 
 def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, ""]:
     """Return what pairs of a point with itself, and the missing share of distinct pairs, add to ``MMD^2 / (2 eta)``."""
-    data = jnp.asarray(problem.sample.target)
-    count = data.shape[0]
-    whole, own = jnp.sum(kernel.gram(data, data)), jnp.sum(jax.vmap(kernel)(data, data))
-    return 0.5 * (whole / count**2 - (whole - own) / (count * (count - 1))) / problem.rkhs_penalty
+    data, shares = jnp.asarray(problem.sample.target), problem.sample.shares
+    whole, own = shares @ kernel.gram(data, data) @ shares, shares**2 @ jax.vmap(kernel)(data, data)
+    return 0.5 * (whole - (whole - own) / (1.0 - jnp.sum(shares**2))) / problem.rkhs_penalty
 
 
 def witness(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]) -> np.ndarray:
@@ -192,5 +192,5 @@ def witness(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]) -> np.
     nodes = problem.nodes(key=key)
     masses = np.exp(nodes.log_weights + dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points))
     q_mean = (masses / masses.sum()) @ problem.space.target.node_matrix(nodes)
-    data_mean = problem.space.target.matrix(problem.sample.target).mean(0)
+    data_mean = weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight)
     return (data_mean - q_mean) / problem.rkhs_penalty

@@ -64,8 +64,9 @@ def regularised_mmd(
     """
     data = jnp.asarray(problem.sample.target)
     x, z = (jnp.asarray(problem.base.fold(draws.points)) for draws in (first, second))
-    within_data = jnp.mean(kernel.gram(data, data))
-    across = jnp.mean(kernel.gram(data, x) @ first.shares) + jnp.mean(kernel.gram(data, z) @ second.shares)
+    shares = problem.sample.shares
+    within_data = shares @ kernel.gram(data, data) @ shares
+    across = shares @ (kernel.gram(data, x) @ first.shares + kernel.gram(data, z) @ second.shares)
     squared = within_data - across + first.shares @ kernel.gram(x, z) @ second.shares
     kl = 0.5 * (divergence(problem.base, first) + divergence(problem.base, second))
     return MatchingTerms(0.5 * squared / problem.rkhs_penalty, kl / problem.inverse_temperature)

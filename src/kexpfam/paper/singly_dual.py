@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import is_optimal, polish
 from kexpfam.fit.dde import pose
 from kexpfam.fit.loop import Run, averaged, optimiser, run, stepped
@@ -117,7 +118,7 @@ class SinglyDual(Solver):
         """Return f, the trained dual as the sampler, and how far apart they are."""
         start_key, response_key, run_key, end_key = jr.split(key, 4)
         dual = begin(problem, self.family, key=start_key)
-        data_features = jnp.asarray(problem.space.target.matrix(problem.sample.target).mean(0))
+        data_features = jnp.asarray(weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight))
         response = family_response(problem, dual, key=response_key)
         metric = jnp.linalg.inv(response + problem.rkhs_penalty * jnp.eye(len(response)))
         posed = Posed(pose(problem, problem.base, problem.space), data_features, metric)
