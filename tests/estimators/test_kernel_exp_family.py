@@ -207,7 +207,7 @@ BAD_DATA = {
     "no columns": (lambda X: X[:, :0], r"0 feature\(s\)"),
     "one dimension": (lambda X: X[:, 0], "Expected 2D array"),
     "constant column": (lambda X: np.insert(X, 1, 5.0, axis=1), r"constant column\(s\) 1.*remove"),
-    "constant up to rounding": (lambda X: np.insert(X, 2, 1e6 + 1e-6 * X[:, 0], axis=1), r"constant column\(s\) 2"),
+    "constant up to rounding": (lambda X: np.insert(X, 2, 1e6 + 1e-9 * X[:, 0], axis=1), r"constant column\(s\) 2"),
     "complex": (lambda X: X + 1j, "Complex data not supported"),
 }
 

@@ -6,6 +6,7 @@ A fit leaves ``density_``, which scores and draws in the data's own units; the f
 import abc
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
@@ -27,7 +28,7 @@ from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_w
 from kexpfam.estimators.output import FrameOutput
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
-from kexpfam.model.distributions import AbstractDensity
+from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Bar, Listener
@@ -48,11 +49,14 @@ __all__ = [
     "listening",
     "mean_score",
     "one_of",
+    "shown",
     "warn_of_uncertain_normaliser",
     "whole",
 ]
 
 FEWEST_ROWS = 10
+# Characters of a value that an error message repeats.
+MOST_SHOWN = 80
 Seed = int | np.integer | np.random.RandomState | None
 
 
@@ -67,7 +71,12 @@ def key_from(random_state: Seed) -> Key[Array, ""]:
 
 def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
     """Return several keys of a scikit-learn random state."""
-    return [jr.key(seed) for seed in check_random_state(random_state).randint(2**31 - 1, size=count)]
+    try:
+        seeds = check_random_state(random_state).randint(2**31 - 1, size=count)
+    except ValueError:
+        kinds = "a whole number from 0 to 2**32 - 1, a numpy.random.RandomState or None"
+        raise ValueError(f"random_state must be {kinds}; got {shown(random_state)}.") from None
+    return [jr.key(seed) for seed in seeds]
 
 
 class Estimator(FrameOutput, BaseEstimator, abc.ABC):
@@ -167,7 +176,7 @@ class DensityEstimator(DensityMixin, Estimator):
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row, in the data's own units; -inf off a bounded support."""
         points = self._checked_points(X)
-        return self.density_.log_density(points)
+        return scores(self.density_, points)
 
     def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(x)`` at one point as a pure function of JAX: jit it, differentiate it, vmap it over rows.
@@ -236,7 +245,7 @@ class ConditionalEstimator(Estimator):
     def score_samples(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
         X, targets = self._checked_rows(X, y)
-        return self.density_.log_density(targets, X)
+        return scores(self.density_, targets, X)
 
     def log_prob(self, x: Float[AnyArray, "*p"], y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(y | x)`` at one x and y as a pure function of JAX: jit it, differentiate it, vmap it over rows.
@@ -271,22 +280,23 @@ class ConditionalEstimator(Estimator):
 
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
-        X, wanted = self._checked_features(X), np.atleast_1d(np.asarray(levels, dtype=float))
+        X, wanted = self._checked_features(X), np.atleast_1d(_numbers(levels))
         if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {levels!r}.")
+            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {shown(levels)}.")
         found = self.density_.quantile(wanted, X)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
     def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
         """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only."""
-        if not 0.0 < coverage < 1.0:
-            raise ValueError(f"coverage must lie strictly between 0 and 1, got {coverage!r}.")
+        if np.ndim(coverage) or not 0.0 < _numbers(coverage) < 1.0:
+            raise ValueError(f"coverage must lie strictly between 0 and 1, got {shown(coverage)}.")
         return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return ``P(Y <= y | x)`` of each row; 1-D y only."""
         X, targets = self._checked_rows(X, y)
-        return self.density_.cdf(targets, X)
+        with np.errstate(over="ignore"):  # a point too far out for the arithmetic is at infinity
+            return self.density_.cdf(targets, X)
 
     def given(self, x: ArrayLike) -> "GivenDensity":
         """Return the density of y under one condition, as an object of its own."""
@@ -316,13 +326,15 @@ class ConditionalEstimator(Estimator):
         if layout is not None and not layout.series:
             return x
         named = x if isinstance(x, Mapping) else dict(x) if hasattr(x, "index") and layout is not None else {}
-        if named and self._names is not None and set(map(str, named)) & set(self._names):
+        if named and self._names is not None and (isinstance(x, Mapping) or set(map(str, named)) & set(self._names)):
             cells = {str(name): cell for name, cell in named.items()}
             if missing := [name for name in self._names if name not in cells]:
                 raise ValueError(f"given() needs {', '.join(self._names)}; there is no {', '.join(missing)}.")
             x = [cells[name] for name in self._names]
             if self._layout is not None:
                 return framed([np.array([cell]) for cell in x], self._layout)
+        if isinstance(x, Mapping):
+            raise ValueError("this model knows no names of columns: give the condition as a list of numbers, in their order.")
         return np.atleast_2d(np.asarray(as_table(x), dtype=float))
 
     def _checked_features(self, X: ArrayLike) -> np.ndarray:
@@ -359,8 +371,11 @@ class GivenDensity:
 
     def score_samples(self, y: ArrayLike) -> np.ndarray:
         """Return the log density at each y, given with shape (n,) or (n, p)."""
-        points = np.asarray(y, dtype=np.float64)
-        return self.density.log_density(points.reshape(-1, self.density.scaling.width))
+        points = check_array(as_table(y), dtype=np.float64, ensure_2d=False, input_name="y")
+        width = self.density.scaling.width
+        if points.size % width or (points.ndim > 1 and points.shape[-1] != width):
+            raise ValueError(f"y has {points.shape[-1]} columns, but the model was fitted to {width}.")
+        return scores(self.density, points.reshape(-1, width))
 
     def log_prob(self, y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return the log density at one y as a pure function of JAX."""
@@ -381,11 +396,11 @@ class GivenDensity:
 def whole(name: str, value: Any, least: int) -> int:
     """Return the value as a whole number of at least ``least``, or raise."""
     try:
-        fine = value == int(value) and value >= least
-    except (TypeError, ValueError):
+        fine = value == int(value) and least <= value <= sys.maxsize and not isinstance(value, bool | np.bool_)
+    except (TypeError, ValueError, OverflowError):
         fine = False
     if not fine:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
     return int(value)
 
 
@@ -397,25 +412,43 @@ def mean_score(scores: np.ndarray, sample_weight: ArrayLike | None) -> float:
     return float(np.average(scores[weight > 0.0], weights=weight[weight > 0.0]))
 
 
-def listening(progress: bool | Listener) -> contextlib.AbstractContextManager[Listener | None]:
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: on one line, and not much of it."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | None]:
     """Return a context manager around the listener that ``progress`` asks for."""
+    if not isinstance(progress, bool | None) and not callable(progress):
+        raise TypeError(f"progress must be True, False or a function of a report; got {shown(progress)}.")
     return Bar() if progress is True else contextlib.nullcontext(progress or None)
 
 
 def one_of(name: str, value: Any, known: Collection[str]) -> None:
     """Raise unless the value is one of the known names."""
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(known)}, or pass an object where one is allowed.")
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"unknown {name} {shown(value)}: choose one of {', '.join(known)}, or pass an object where one is allowed."
+        )
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """Return a value as numbers, or NaN where it is none."""
+    try:
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        return np.array(np.nan)
 
 
 def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
     """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
     if value is None:
         return
-    numbers = np.asarray(value, float)
+    numbers = _numbers(value)
     fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
     if numbers.shape not in shapes or not fine:
-        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {value!r}.")
+        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}.")
 
 
 def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:

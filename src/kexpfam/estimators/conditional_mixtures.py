@@ -61,7 +61,7 @@ class MixtureEstimator(ConditionalEstimator):
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         if not 0.0 <= self.background < 1.0:
             raise ValueError(f"background must be a share, at least 0 and below 1; got {self.background!r}.")
-        check_targets(X, targets, self._names)
+        check_targets(X, targets, self._names, self._target_names)
         rng = np.random.default_rng(seed_from(key_from(self.random_state)))
         scaling, condition_scaling = (Scaling.plain(part, weight=self._weight) for part in (targets, X))
         varying = ~constant_columns(X)

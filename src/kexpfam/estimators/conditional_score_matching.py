@@ -244,7 +244,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         self._check_settings(X.shape[1], targets.size)
-        check_targets(X, targets, self._names)
+        check_targets(X, targets, self._names, self._target_names)
         seed_key, sampler_key, nodes_key = keys_from(self.random_state, 3)
         seed, weight = seed_from(seed_key), self._weight
         inputs, scaling = (Scaling.standardising(part, weight=weight) for part in (X, targets))

@@ -23,6 +23,7 @@ from kexpfam.estimators.base import (
     key_from,
     one_of,
     warn_of_uncertain_normaliser,
+    whole,
 )
 from kexpfam.estimators.kernel_model import KernelModel
 from kexpfam.fit.learned import Learned
@@ -171,6 +172,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         one_of("space", self.space, SPACES)
         one_of("normaliser", self.normaliser, METHODS)
+        whole("n_centres", self.n_centres, 1)
         check_scale("lengthscale", self.lengthscale, (), (X.shape[1],), may_be_infinite=True)
         if self.lengthscale is not None and not np.any(np.isfinite(self.lengthscale)):
             raise ValueError(f"lengthscale must be finite in one dimension at least; got {self.lengthscale}.")
@@ -343,7 +345,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         check_scale("lengthscale", self.lengthscale, ())
         check_scale("base_width", self.base_width, ())
         self._checked_solver(targets.shape[1], X.shape[1])
-        check_targets(X, targets, self._names)
+        check_targets(X, targets, self._names, self._target_names)
         self._fit_model(targets, X, listener)
         self.condition_lengthscale_ = (
             self.selection_.settings.condition_lengthscale if self.selection_ and self.solution_ else None

@@ -1,20 +1,20 @@
 """What both of the library's own estimators are: candidates are posed, compared on held-out rows, and made a density."""
 
 import abc
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Key
-from numpy.typing import ArrayLike
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import effective_rows
-from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, whole
+from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, shown, whole
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
 from kexpfam.fit.polish import Polish
@@ -235,7 +235,9 @@ class KernelModel(Estimator):
         estimate = log_partition(tilt, sampler.reference, data, **options)
         return Density(tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion)
 
-    def _diagnosed(self, calibration: Calibration | None, settings: Judgement | None, key: Key[Array, ""]) -> AbstractDiagnosis:
+    def _diagnosed(self, calibration: Calibration | None, settings: Any, key: Key[Array, ""]) -> AbstractDiagnosis:
+        if not isinstance(settings, Judgement | None):
+            raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
         parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
         kernel = next((part for part in parts if isinstance(part, Density)), None)
         judged = None
@@ -261,17 +263,19 @@ class KernelModel(Estimator):
         if isinstance(self.base, str):
             one_of("base", self.base, (*BASES, "chain"))
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
-            raise TypeError(f"base must be one of {', '.join(BASES)}, chain, a measure or None; got {self.base!r}.")
+            raise TypeError(f"base must be one of {', '.join(BASES)}, chain, a measure or None; got {shown(self.base)}.")
         if self.bounds is not None and self.base not in (None, "box", "chain"):
             raise ValueError("bounds make the base a box or a chain: leave base at None, 'box' or 'chain'.")
         if self.base == "chain" and self._settled:
             raise ValueError("a chain is learned whole: with base='chain' leave the kernel's settings and the solver alone.")
+        if not isinstance(self.checkpoint, str | os.PathLike | None):
+            raise TypeError(f"checkpoint must be a path or None, got {shown(self.checkpoint)}.")
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if self.n_centres is not None:
             whole("n_centres", self.n_centres, 1)
         for name, record in (("search", Search), ("integration", Integration), ("learned", Learned)):
             if not isinstance(getattr(self, name), record | None):
-                raise TypeError(f"{name} must be a {record.__name__} or None, got {getattr(self, name)!r}.")
+                raise TypeError(f"{name} must be a {record.__name__} or None, got {shown(getattr(self, name))}.")
         solver = solver_from(self.solver, conditional=condition_dim > 0)
         settings = self.integration or Integration()
         if solver.grid_only and condition_dim and not uses_grid(target_dim, conditional=True, settings=settings):
@@ -287,11 +291,15 @@ class KernelModel(Estimator):
         """Return how many features f has."""
 
 
-def checked_bounds(bounds: Sequence[ArrayLike], targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def checked_bounds(bounds: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper bounds, one row each, once they are known to hold all targets."""
-    low, high = (np.broadcast_to(np.asarray(side, float), (1, targets.shape[1])) for side in bounds)
+    try:
+        low, high = (np.broadcast_to(np.asarray(side, float), (1, targets.shape[1])) for side in bounds)
+    except (TypeError, ValueError):
+        message = f"bounds must be a pair, each a number or one number per column ({targets.shape[1]}); got {shown(bounds)}."
+        raise ValueError(message) from None
     if not np.all(np.isfinite(low) & np.isfinite(high) & (low < high)):
-        raise ValueError(f"bounds must be finite, the lower below the upper one, in every column; got {bounds!r}.")
+        raise ValueError(f"bounds must be finite, the lower below the upper one, in every column; got {shown(bounds)}.")
     if np.any((targets < low) | (targets > high)):
         raise ValueError("some rows lie outside the bounds; widen them, or remove these rows.")
     return low, high

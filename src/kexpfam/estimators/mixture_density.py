@@ -20,6 +20,8 @@ __all__ = ["AbstractWeights", "ConditionalMixture", "KernelWeights", "NeighbourW
 
 # Halvings of a bracket: beyond these, its ends are neighbours in double precision.
 BISECTIONS = 60
+# Conditions further out than this, in standard deviations, are moved there: beyond, squares cannot tell centres apart.
+FURTHEST = 1e6
 
 
 class AbstractWeights(eqx.Module):
@@ -147,6 +149,7 @@ class ConditionalMixture(eqx.Module):
     def _log_weights(self, X: np.ndarray | None, count: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield some rows at a time, with the log weights of every component; without a condition, ``count`` rows."""
         condition = inputs(self.condition_scaling, self.varying, np.zeros((count, 0)) if X is None else X)
+        condition = np.clip(condition, -FURTHEST, FURTHEST)
         log_share, log_rest = safe_log(self.background), np.log1p(-self.background)
         for rows in chunks(np.arange(len(condition)), 4 * len(self.centres)):
             log_weights = self.weights.log_weights(condition[rows])

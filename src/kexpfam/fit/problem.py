@@ -160,7 +160,7 @@ def solver_from(given: Any, *, conditional: bool) -> Solver:
         module, name, settings = SOLVERS[given]
         given = getattr(importlib.import_module(f"kexpfam.{module}"), name)(**settings)
     if not isinstance(given, Solver):
-        raise TypeError(f"solver must be one of {', '.join(SOLVERS)}, or a Solver; got {given!r}.")
+        raise TypeError(f"solver must be one of {', '.join(SOLVERS)}, or a Solver; got a {type(given).__name__}.")
     if conditional and not given.knows_conditions:
         raise ValueError(f"{type(given).__name__} knows no condition: for p(y | x) use solver='auto', 'exact' or 'dde'.")
     return given

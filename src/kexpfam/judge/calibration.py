@@ -15,6 +15,8 @@ __all__ = ["Calibration", "calibrate"]
 DISCRETE_SHARE = 0.5
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 PIT_DRAWS = 200
+# With fewer held-out rows than this, what chance does is said beside the figures.
+FEW_ROWS = 30
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Calibration:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what a report says of it."""
+        few = [("how much that says", _of_few_rows(self.rows))] if self.rows < FEW_ROWS else []
         covered = ", ".join(f"{level:.0%}: {share:.0%}" for level, share in self.coverage.items())
         kind = "randomised PIT" if self.randomised else "PIT"
         return [
@@ -50,7 +53,16 @@ class Calibration:
             (f"{kind} uniform?", f"KS p = {self.ks_p_value:.3f}; of the sampler {self.sampler_ks_p_value:.3f}"),
             ("coverage of intervals", covered),
             ("CRPS", f"{self.crps:.4g}"),
+            *few,
         ]
+
+
+def _of_few_rows(rows: int) -> str:
+    from scipy.stats import binom  # slow to import
+
+    low = int(binom.ppf(0.025, rows, 0.9))
+    number = f"{rows} rows say" if rows > 1 else "one row says"
+    return f"{number} little: 90 % intervals of a perfect model would hold {low} to {rows} of them"
 
 
 def calibrate(density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> Calibration:

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.precision import double_precision
 
-__all__ = ["AbstractDensity", "Distributions"]
+__all__ = ["AbstractDensity", "Distributions", "scores"]
 
+# In model units: beyond, squares overflow, and any log density is below the smallest number.
+FAR = 1e150
 # Rows whose distribution functions are in memory at a time.
 ROWS = 2048
 
@@ -155,3 +158,12 @@ def _interpolated(at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray) 
     )
     share = np.clip((at - left) / np.where(right > left, right - left, 1.0), 0.0, 1.0)
     return bottom + share * (top - bottom)
+
+
+def scores(density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " n"]:
+    """Return the log density of points of any size: where they are so far out that the arithmetic overflows, ``-inf``."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.any(~(np.abs(density.scaling.to_model(targets)) < FAR), axis=1)
+        # The centre stands in for a far point, since not every density has an answer to infinity.
+        near = np.where(far[:, None], density.scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
+        return np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))

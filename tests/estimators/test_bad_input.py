@@ -1,0 +1,252 @@
+"""What a new user gets wrong, one by one: each ends in one line that says what, or in the right answer."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from kexpfam import ConditionalKernelExpFamily, Judgement, KernelExpFamily
+from kexpfam.data.columns import CollinearWarning, check_columns, check_targets
+from kexpfam.estimators import (
+    ConditionalKernelDensity,
+    GaussianMixtureDensity,
+    KernelDensity,
+    LeastSquaresConditional,
+    NeighbourDensity,
+)
+from kexpfam.judge.calibration import calibrate
+
+ROWS = 60
+RNG = np.random.default_rng(0)
+Z = RNG.normal(size=(ROWS, 2))
+Y = Z[:, 0] + 0.5 * RNG.normal(size=ROWS)
+FIXED = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 20, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return KernelExpFamily(**FIXED).fit(Z)
+
+
+@pytest.fixture(scope="module")
+def conditionals():
+    kernel = ConditionalKernelExpFamily(**FIXED, condition_lengthscale=1.0, base_width=1.0, power=False).fit(Z, Y)
+    others = [ConditionalKernelDensity(random_state=0), NeighbourDensity(), LeastSquaresConditional()]
+    return [kernel, *(estimator.fit(Z, Y) for estimator in others)]
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+class TestSpread:
+    @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e-160, 1e160, 1e200, 1e308])
+    def test_one_that_overflows_or_underflows_is_named(self, scale):
+        frame = pd.DataFrame(np.clip(Z, -1.0, 1.0) * [1.0, scale], columns=["fine", "extreme"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of scikit-learn's own check
+            with pytest.raises(ValueError, match=r"the spread of column\(s\) extreme is beyond double precision"):
+                GaussianMixtureDensity().fit(frame)
+
+    def test_units_are_no_matter_up_to_there(self):
+        plain = GaussianMixtureDensity(random_state=0).fit(Z).score_samples(Z)
+        extreme = GaussianMixtureDensity(random_state=0).fit(Z * [1e-140, 1e140]).score_samples(Z * [1e-140, 1e140])
+        np.testing.assert_allclose(extreme, plain, atol=1e-8)
+
+    @pytest.mark.parametrize(
+        "estimator", [KernelExpFamily(**FIXED | {"n_centres": ROWS}), GaussianMixtureDensity(random_state=0)]
+    )
+    def test_a_large_offset_is_not_a_constant(self, estimator):
+        offset = (1e9 + 1e-3 * Z) - 1e9  # what is left of the numbers after their rounding
+        plain, far = estimator.fit(offset).score_samples(offset), estimator.fit(1e9 + offset).score_samples(1e9 + offset)
+        np.testing.assert_allclose(far, plain, atol=1e-3)
+        assert np.all(np.abs(estimator.sample(100, random_state=0) - 1e9) < 0.1)
+
+    @pytest.mark.parametrize("constant", [0.0, 3.0, 1e9, 1e-300])
+    def test_a_constant_is_one_up_to_rounding(self, constant):
+        noise = 1.0 + 4e-16 * RNG.integers(-3, 4, size=ROWS)
+        with pytest.raises(ValueError, match=r"constant column\(s\) 1: a constant has no density"):
+            check_columns(np.column_stack([Z[:, 0], constant * noise]), None)
+
+
+class TestCollinear:
+    def test_columns_are_named(self):
+        frame = pd.DataFrame({"a": Z[:, 0], "b": Z[:, 1], "alone": Y, "sum": Z[:, 0] + 2.0 * Z[:, 1] - 7.0})
+        with pytest.raises(ValueError, match=r"column\(s\) a, b, sum are collinear and have no joint density"):
+            GaussianMixtureDensity().fit(frame)
+
+    def test_targets_are_named(self):
+        frame = pd.DataFrame({"metres": Y, "feet": 3.28 * Y})
+        with pytest.raises(ValueError, match=r"target column\(s\) metres, feet are collinear"):
+            ConditionalKernelDensity().fit(Z, frame)
+
+    def test_rounding_of_short_decimals_is_a_warning(self):
+        rows = np.column_stack([Z, np.round(Z.sum(axis=1), 7)])
+        with pytest.warns(CollinearWarning, match=r"column\(s\) left, right, sum are collinear up to rounding"):
+            check_columns(rows, ["left", "right", "sum"])
+
+    @pytest.mark.parametrize("noise", [1e-5, 1e-2, 1.0])
+    def test_correlated_columns_are_fine(self, noise):
+        check_columns(np.column_stack([Z[:, 0], Z[:, 0] + noise * Z[:, 1]]), None)
+
+    def test_few_rows_of_many_columns_are_not_called_collinear(self):
+        check_columns(RNG.normal(size=(10, 12)), None)
+
+    def test_inputs_may_be(self):
+        check_targets(np.column_stack([Z, Z[:, 0]]), Y[:, None], None)
+
+
+FAR = (1e155, -1e160, 1e300, 1e308, -1.7e308)
+
+
+class TestPoints:
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_what_is_no_number_is_an_error(self, model, conditionals, bad):
+        with pytest.raises(ValueError, match="NaN|infinity"):
+            model.score_samples([[0.0, bad]])
+        for conditional in conditionals:
+            for score in (conditional.given(Z[0]).score_samples, lambda y, c=conditional: c.score_samples(Z[:1], y)):
+                with pytest.raises(ValueError, match="NaN|infinity"):
+                    score([bad])
+            with pytest.raises(ValueError, match="NaN|infinity"):
+                conditional.given([0.0, bad])
+
+    @pytest.mark.parametrize("far", FAR)
+    def test_a_huge_point_has_density_zero_and_others_keep_theirs(self, model, far):
+        for density in (model, GaussianMixtureDensity(random_state=0).fit(Z), KernelDensity(random_state=0).fit(Z)):
+            found = density.score_samples([[far, 0.0], [0.0, 0.0], [0.0, far], [far, far]])
+            np.testing.assert_allclose(found, [-np.inf, density.score_samples([[0.0, 0.0]])[0], -np.inf, -np.inf])
+
+    def test_a_far_point_has_the_tail_that_it_should(self, model):
+        """The tail is the Gaussian base's: the log density falls with the square of the distance."""
+        near, far = model.score_samples([[1e6, 0.0], [1e7, 0.0]])
+        assert far / near == pytest.approx(100.0, rel=1e-4)
+
+    @pytest.mark.parametrize("far", FAR)
+    def test_a_huge_target_has_density_zero(self, conditionals, far):
+        for conditional in conditionals:
+            assert conditional.score_samples(Z[:2], [far, 0.0])[0] == -np.inf
+            np.testing.assert_array_equal(np.isfinite(conditional.given(Z[0]).score_samples([far, 0.0])), [False, True])
+            assert conditional.cdf(Z[:1], [far])[0] == pytest.approx(float(far > 0.0), abs=1e-12)
+
+    @pytest.mark.parametrize("far", FAR)
+    def test_a_huge_condition_has_a_density_all_the_same(self, conditionals, far):
+        for conditional in conditionals:
+            assert np.all(np.isfinite(conditional.score_samples([[far, 0.0], [0.0, far]], [0.0, 0.0])))
+            assert np.all(np.isfinite(conditional.predict([[far, 0.0]])))
+            assert np.all(np.isfinite(conditional.sample([[far, 0.0]], 3, random_state=0)))
+
+    def test_targets_of_another_width_are_refused(self, conditionals):
+        for conditional in conditionals:
+            with pytest.raises(ValueError, match="y has 2 columns, but the model was fitted to 1"):
+                conditional.given(Z[0]).score_samples(np.zeros((3, 2)))
+
+    def test_names_that_the_model_does_not_know(self, conditionals):
+        with pytest.raises(ValueError, match="this model knows no names of columns"):
+            conditionals[0].given({"a": 1.0})
+
+
+class TestNumbersOfDraws:
+    @pytest.mark.parametrize("count", [None, 0, -1, 1.5, "3", True, [3], np.nan, np.inf, 1e30], ids=repr)
+    def test_what_is_none_is_named(self, model, conditionals, count):
+        with pytest.raises(ValueError, match="n_samples must be a whole number of at least 1, got"):
+            model.sample(count)
+        with pytest.raises(ValueError, match="n_samples must be a whole number of at least 1, got"):
+            conditionals[0].sample(Z[:1], count)
+
+    @pytest.mark.parametrize("count", [3, 3.0, np.int64(3), np.array(3)], ids=repr)
+    def test_whole_numbers_of_any_type_are_fine(self, model, count):
+        assert model.sample(count).shape == (3, 2)
+
+    @pytest.mark.parametrize("seed", ["seed", 1.5, -1, 2**40, np.random.default_rng(0)], ids=repr)
+    def test_a_seed_that_is_none_is_named(self, model, seed):
+        with pytest.raises(ValueError, match="random_state must be a whole number from 0 to"):
+            model.sample(3, random_state=seed)
+
+    @pytest.mark.parametrize("coverage", [None, "x", [0.5], 1.0, np.nan], ids=repr)
+    def test_a_coverage_that_is_none_is_named(self, conditionals, coverage):
+        with pytest.raises(ValueError, match="coverage must lie strictly between 0 and 1, got"):
+            conditionals[0].interval(Z[:1], coverage)
+
+    @pytest.mark.parametrize("levels", [None, "x", [0.5, "x"], [], 1.0], ids=repr)
+    def test_levels_that_are_none_are_named(self, conditionals, levels):
+        with pytest.raises(ValueError, match="levels must lie strictly between 0 and 1"):
+            conditionals[0].quantile(Z[:1], levels)
+
+
+JUNK = ("junk", -1, 1.5, np.nan, np.inf, [1], [1, 2, 3], {"a": 1}, True, object(), np.arange(99.0), int, b"x", None, 0)
+# What each setting may be after all, among those.
+ALLOWED = {
+    "kernel": (),
+    "lengthscale": (1.5, True, None),
+    "condition_lengthscale": (1.5, True, None, np.inf),
+    "rkhs_penalty": (1.5, True, None),
+    "base_width": (1.5, True, None),
+    "base": (None,),
+    "bounds": (None,),
+    "space": (),
+    "n_centres": (),
+    "solver": (),
+    "normaliser": (),
+    "search": (None,),
+    "integration": (None,),
+    "effort": (),
+    "learned": (None,),
+    "random_state": (None, 0, True),
+    "progress": (True, None, int),
+    "checkpoint": (None, "junk"),
+}
+LEFT = {"power": "a truth value", "columns": "tested beside the kinds of columns"}
+
+
+@pytest.mark.parametrize("setting", ALLOWED)
+@pytest.mark.parametrize("cls", [KernelExpFamily, ConditionalKernelExpFamily])
+def test_a_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
+    if setting not in cls().get_params():
+        pytest.skip(f"{cls.__name__} has no {setting}")
+    allowed = (*ALLOWED[setting], *((None,) if cls is ConditionalKernelExpFamily and setting == "n_centres" else ()))
+    data = (Z, Y) if cls.conditional else (Z,)
+    for value in JUNK:
+        if any(value is fine for fine in allowed):
+            continue
+        estimator = cls(**(FIXED | {setting: value}))
+        with pytest.raises((ValueError, TypeError)) as error:
+            estimator.fit(*data)
+        assert setting in one_line(error), value
+
+
+def test_every_setting_is_tried():
+    tried = {*ALLOWED, *LEFT}
+    assert set(KernelExpFamily().get_params()) | set(ConditionalKernelExpFamily().get_params()) <= tried
+
+
+def test_the_settings_of_a_diagnosis_are_a_record(model):
+    with pytest.raises(TypeError, match="settings must be a Judgement or None, got 3"):
+        model.diagnose(settings=3)
+    assert isinstance(Judgement(), Judgement)
+
+
+class TestFewRows:
+    def test_three_held_out_rows_say_little(self, conditionals):
+        said = lambda rows: str(conditionals[1].diagnose(Z[:rows], Y[:rows], random_state=0))
+        assert "3 rows say little: 90 % intervals of a perfect model would hold 1 to 3 of them" in said(3)
+        assert "one row says little" in said(1)
+        assert "say little" not in said(ROWS)
+
+    @pytest.mark.parametrize("rows", [3, 10, 29])
+    def test_the_range_is_the_binomial_one(self, conditionals, rows):
+        import jax.random as jr
+
+        found = dict(calibrate(conditionals[1].density_, Z[:rows], Y[:rows, None], key=jr.key(0)).lines())
+        low = int(found["how much that says"].split(" hold ")[1].split()[0])
+        below, upto = scipy.stats.binom.cdf([low - 1, low], rows, 0.9)
+        assert below < 0.025 <= upto
+
+    def test_three_rows_to_fit_are_too_few(self):
+        with pytest.raises(ValueError, match=r"3 sample\(s\).*a minimum of 10 is required"):
+            KernelExpFamily().fit(Z[:3])
