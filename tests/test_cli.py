@@ -1,4 +1,5 @@
 import functools
+import json
 import subprocess
 import sys
 import warnings
@@ -290,17 +291,39 @@ def test_a_senseless_number_of_draws_is_one_line(run, model, tmp_path):
     assert not (tmp_path / "draws.csv").exists()
 
 
-COMMANDS = ("fit", "score", "sample", "plot", "diagnose", "reproduce")
+COMMANDS = ("fit", "score", "sample", "plot", "diagnose", "report", "compare", "reproduce")
 HEAVY = {"jax", "scipy", "sklearn", "matplotlib", "pandas", "equinox", "optax", "blackjax"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "no arguments"])
-def test_help_lists_the_commands_and_what_to_do_first(run, arguments):
-    code, out, err = run(*arguments)
+def test_help_lists_the_commands_and_what_to_do_first(run):
+    code, out, err = run("--help")
     assert (code, err) == (0, "")
     assert all(command in out for command in COMMANDS)
     assert "First steps" in out
     assert all(f"kexpfam {step}" in out for step in cli.FIRST_STEPS)
+
+
+def test_without_arguments_a_few_lines_say_what_to_do(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    for step, what in cli.FIRST_STEPS.items():
+        assert any(line.split("  ", 2)[1:] and step in line and what in line for line in out.splitlines())
+    assert out.rstrip().endswith("kexpfam --help")
+    assert len(out.splitlines()) < 12
+
+
+def test_what_is_not_for_daily_use_has_a_panel_of_its_own(run):
+    _, out, _ = run("--help")
+    daily, _, rest = out.partition("In a checkout of the repository")
+    assert "reproduce" not in daily and "reproduce" in rest
+    assert all(command in daily for command in COMMANDS if command != "reproduce")
+
+
+def test_where_there_is_nothing_to_reproduce_from_it_is_not_listed(tmp_path):
+    program = "import kexpfam; kexpfam.__file__ = '/a/b/c/d'; from kexpfam.cli import main; main()"
+    command = [sys.executable, "-c", program, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "diagnose" in done.stdout and "reproduce" not in done.stdout
 
 
 def test_the_version(run):
@@ -684,3 +707,62 @@ def test_reproduce_without_a_checkout_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kexpfam, "__file__", str(tmp_path / "lib" / "site-packages" / "kexpfam" / "__init__.py"))
     refused(run("reproduce", "table1"), "kexpfam reproduce needs the repository")
+
+
+def told(result):
+    """Return what a command has written for machines."""
+    code, out, _ = result
+    assert code == 0
+    return json.loads(out)
+
+
+def test_machines_get_the_facts_of_a_fit(run, table, tmp_path):
+    output = tmp_path / "model.kexpfam"
+    facts = told(run("fit", table, "--columns", "left,right", "-o", output, "--json", *FIXED))
+    model = kexpfam.load(output)
+    assert facts["model"] == str(output)
+    assert (facts["rows"], facts["columns"], facts["targets"]) == (ROWS, ["left", "right"], [])
+    assert facts["rkhs_penalty"] == 0.01
+    assert facts["candidates"][0]["name"] == "kernel" and facts["candidates"][0]["score"] is None
+    assert facts["mean_log_density_of_training_rows"] == pytest.approx(model.score(model.training_data_))
+
+
+def test_machines_get_log_densities(run, table, model, expected, tmp_path):
+    scored = told(run("score", model, table, "--json"))
+    np.testing.assert_array_equal(scored["log_density"], expected)
+    assert (scored["rows"], scored["mean_log_density"]) == (ROWS, pytest.approx(expected.mean()))
+    assert run("score", model, table, "--json", "-o", tmp_path / "scores.json")[0] == 0
+    assert json.loads((tmp_path / "scores.json").read_text()) == scored
+
+
+def test_machines_get_the_diagnosis(run, labelled, one_target):
+    diagnosis = told(run("diagnose", one_target, "--data", labelled, "--json"))
+    assert diagnosis["verdict"] in ("good", "fair", "poor")
+    assert diagnosis["calibration"]["rows"] == ROWS
+    assert len(diagnosis["calibration"]["pit"]) == ROWS
+    assert set(diagnosis["sampler_kl"]) == {"value", "standard_error", "effective_draws"}
+    assert isinstance(diagnosis["status"], str)
+
+
+def test_report_writes_a_page_and_says_the_verdict(run, one_target, labelled, tmp_path):
+    code, out, _ = run("report", one_target, "--data", labelled, "-o", tmp_path / "new" / "page.html")
+    assert code == 0
+    assert "the fit is" in out and "page.html" in out
+    page = (tmp_path / "new" / "page.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>") and f"{ROWS} held-out rows" in page
+
+
+def test_compare_puts_models_side_by_side(run, table, model, tmp_path):
+    other = tmp_path / "other.kexpfam"
+    run("fit", table, "--columns", "right,left", "-o", other, "--lengthscale", "0.1", "--rkhs-penalty", "1.0", "--quiet")
+    code, out, _ = run("compare", model, other, "--data", table, "-o", tmp_path / "page.html")
+    assert code == 0
+    assert str(model) in out and str(other) in out and "behind the best" in out
+    assert "<svg" in (tmp_path / "page.html").read_text("utf-8")
+    facts = told(run("compare", model, other, "--data", table, "--json"))
+    rows = pd.read_csv(table)
+    scores = {str(model): ["left", "right"], str(other): ["right", "left"]}
+    for one in facts["models"]:
+        mine = kexpfam.load(one["name"]).score(rows[scores[one["name"]]].to_numpy())
+        assert one["score"] == pytest.approx(mine)
+    refused(run("compare", model, "--data", table), "two models at least")

@@ -60,8 +60,8 @@ def test_the_rate_is_that_of_the_steps_between_the_reports(bar, clock):
     bar(report_of(25))
     clock.now = 62.5
     bar(report_of(50))
-    assert line(bar).fields["rate"] == "10.0/s"
-    assert line(bar).fields["left"] == "0:00:05 left"
+    assert line(bar).fields["rate"] == "10/s"
+    assert line(bar).fields["left"] == "at most 0:00:05 left"
 
 
 def test_a_run_that_resumes_does_not_count_the_steps_before(bar, clock):
@@ -69,7 +69,18 @@ def test_a_run_that_resumes_does_not_count_the_steps_before(bar, clock):
     clock.now = 10.0
     bar(report_of(910, 1000))
     assert line(bar).fields["rate"] == "1.0/s"
-    assert line(bar).fields["left"] == "0:01:30 left"
+    assert line(bar).fields["left"] == "at most 0:01:30 left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(0.01, ""), (0.4, ""), (0.5, "20/s"), (5.0, "2.0/s"), (45.0, "4.5 s each"), (0.6, "17/s")]
+)
+def test_a_rate_is_shown_once_it_means_something_and_slow_steps_by_their_seconds(bar, clock, seconds, rate):
+    bar(report_of(10))
+    clock.now = seconds
+    bar(report_of(20))
+    assert line(bar).fields["rate"] == rate
+    assert bool(line(bar).fields["left"]) == bool(rate)
 
 
 def test_without_a_known_end_there_is_no_rate_and_no_time_left(bar, clock):
@@ -95,7 +106,7 @@ def test_a_stage_that_begins_again_is_timed_anew(bar, clock):
     assert line(bar).fields["rate"] == ""
     clock.now = 51.0
     bar(report_of(75))
-    assert line(bar).fields["rate"] == "50.0/s"
+    assert line(bar).fields["rate"] == "50/s"
     assert line(bar).completed == 75
 
 
@@ -103,7 +114,7 @@ def test_a_finished_stage_has_no_time_left(bar, clock):
     for now, step in ((0.0, 50), (1.0, 100)):
         clock.now = now
         bar(report_of(step))
-    assert line(bar).fields["left"] == "0:00:00 left"
+    assert line(bar).fields["left"] == ""
     assert line(bar).finished
 
 
@@ -149,7 +160,7 @@ def test_nothing_is_cut_off_on_a_narrow_terminal(screen, clock):
         bar._progress.refresh()
         seen = screen.getvalue()
     assert "…" not in seen
-    assert all(part in seen for part in ("saddle point", "50/2000", "25.0/s", "0:01:18 left", "0.0891", "0.824", "0.641"))
+    assert all(part in seen for part in ("saddle point", "50/2000", "25/s", "0:01:18 left", "0.0891", "0.824", "0.641"))
 
 
 def test_the_bar_writes_to_standard_error_by_default(capsys):

@@ -10,6 +10,7 @@ _PUBLIC = {
     "KernelExpFamily": "estimators",
     "ConditionalKernelExpFamily": "estimators",
     "load": "estimators",
+    "compare": "report",
     "Convex": "fit.convex",
     "DDE": "fit.dde",
     "Search": "fit.select",

@@ -1,11 +1,10 @@
-"""The command line: fit, score, sample, plot, diagnose, reproduce.
+"""The command line: fit, score, sample, plot, diagnose, report, compare, reproduce.
 
 Nothing heavy is imported before a command runs: help has to be there at once.
 """
 
 import sys
 import warnings
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,6 +12,8 @@ import typer
 
 import kexpfam
 from kexpfam.files import written
+from kexpfam.reproducing import checkout, reproduce
+from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,10 +31,14 @@ def _lines(heading: str, *commands: str) -> str:
     return "\n".join((heading, *(f"  kexpfam {command}" for command in commands)))
 
 
-FIRST_STEPS = (
-    *("fit two-moons -o moons.kexpfam", "diagnose moons.kexpfam"),
-    *("plot moons.kexpfam -o moons.png", "sample moons.kexpfam -n 1000 -o draws.csv", "fit --help"),
-)
+# What to do, in the order in which one would, and what it is good for.
+FIRST_STEPS = {
+    "fit two-moons -o moons.kexpfam": "a density of a built-in set, or of a .csv, .npy or .parquet file",
+    "diagnose moons.kexpfam": "is it good, and what to do if not",
+    "report moons.kexpfam -o moons.html": "one page with pictures, which opens anywhere",
+    "sample moons.kexpfam -n 1000 -o draws.csv": "draws",
+    "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
+}
 
 app = typer.Typer(name="kexpfam", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -41,6 +46,7 @@ Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpf
 Data = Annotated[Path, typer.Argument(help="A .csv, .npy or .parquet file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; default: standard output.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 
 
 def main() -> None:
@@ -48,7 +54,10 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _say("warning", str(message))
         try:
-            sys.exit(app(args=sys.argv[1:] or ["--help"], standalone_mode=False))
+            if not sys.argv[1:]:
+                _show_first_steps()
+                sys.exit()
+            sys.exit(app(args=sys.argv[1:], standalone_mode=False))
         except USAGE_ERROR as error:
             context, message = getattr(error, "ctx", None), cast(Any, error).format_message()
             _say("error", f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.")
@@ -63,6 +72,12 @@ def _say(kind: str, message: str) -> None:
     """Write one line to standard error."""
     colour = {"error": "red", "warning": "yellow"}[kind]
     typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {' '.join(message.split())}", err=True)
+
+
+def _show_first_steps() -> None:
+    width = max(map(len, FIRST_STEPS))
+    steps = "\n".join(f"  kexpfam {step:<{width}}  {what}" for step, what in FIRST_STEPS.items())
+    typer.echo(f"kexpfam {kexpfam.__version__}: densities from tables.\n\n{steps}\n\nAll commands: kexpfam --help")
 
 
 def _show_version(asked: bool) -> bool:
@@ -109,6 +124,7 @@ def fit(
     checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption.")] = None,
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    json: Json = False,
 ) -> None:
     """Fit a density to a table of numbers, or that of a target given features, and store the model."""
     _need_folder(output)
@@ -130,7 +146,7 @@ def fit(
     else:
         estimator, said = _fit_density(_training_table(data, columns, rows, seed), settings)
     estimator.save(output)
-    typer.echo(f"{said}; written to {output}")
+    tell(facts(estimator, output) if json else f"{said}; written to {output}")
 
 
 @app.command(epilog=_lines("Example:", "score model.kexpfam new.csv -o scores.csv"))
@@ -142,6 +158,7 @@ def score(
         typer.Option(help="What the model's columns are called in DATA, comma-separated; default: as in the fit."),
     ] = None,
     output: Output = None,
+    json: Json = False,
 ) -> None:
     """Write the log density of each row; their mean goes to standard error.
 
@@ -155,7 +172,10 @@ def score(
     except MissingColumnError as error:
         raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
     log_density = estimator.score_samples(*rows)
-    _write(output, ["log_density"], log_density[:, None])
+    if json:
+        tell({"rows": len(log_density), "mean_log_density": log_density.mean(), "log_density": log_density}, output)
+        return
+    write_rows(output, ["log_density"], log_density[:, None])
     typer.echo(f"mean log density {log_density.mean():.4f} over {len(log_density)} rows", err=True)
 
 
@@ -176,10 +196,10 @@ def sample(
 ) -> None:
     """Draw from the model; the draws of a conditional one carry the row of --at that they belong to, from 0."""
     estimator = _load(model)
-    features, targets = _column_names(estimator)
+    features, targets = column_names(estimator)
     if not estimator.conditional:
         _refuse_option("--at", at)
-        _write(output, features, estimator.sample(number, random_state=seed, refine=refine))
+        write_rows(output, features, estimator.sample(number, random_state=seed, refine=refine))
         return
     if at is None:
         raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
@@ -187,7 +207,7 @@ def sample(
 
     draws = estimator.sample(read_values(at, features), number, random_state=seed, refine=refine)
     draws = draws.reshape(len(draws), number, len(targets))
-    _write(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
+    write_rows(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
 
 
 @app.command(epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf"))
@@ -215,6 +235,7 @@ def diagnose(
     data: Annotated[
         Path | None, typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model.")
     ] = None,
+    json: Json = False,
     seed: Seed = 0,
 ) -> None:
     """Say whether the fit is good, and what to do if it is not."""
@@ -222,52 +243,59 @@ def diagnose(
     if not estimator.conditional:
         _refuse_option("--data", data)
     held_out = () if data is None else _rows(estimator, data)
-    typer.echo(str(estimator.diagnose(*held_out, random_state=seed)))
+    diagnosis = estimator.diagnose(*held_out, random_state=seed)
+    tell(diagnosis.as_dict() if json else str(diagnosis))
 
 
-@app.command(epilog=_lines("Examples:", "reproduce table1", "reproduce all --quick", "reproduce page"))
-def reproduce(
-    what: Annotated[str, typer.Argument(help="all, page, or the name of an experiment; a name that is none lists them all.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the records are; default: reproduction, or reproduction-quick.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")] = False,
-    tables_in: Annotated[list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+@app.command(
+    epilog=_lines("Examples:", "report model.kexpfam -o report.html", "report model.kexpfam --data held_out.csv -o report.html")
+)
+def report(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
+    data: Annotated[Path | None, typer.Option(help="Rows that the fit has not seen; default: the training rows.")] = None,
+    seed: Seed = 0,
 ) -> None:
-    """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped.
-
-    Needs a checkout of the repository, where the specs and the paper's numbers are.
-    """
-    _find_reproduction()
-    from kexpfam.estimators.base import listening
-    from reproduction import pages, records, runner, specs
-
-    if what not in ("all", "page", *specs.EXPERIMENTS):
-        raise ValueError(f"unknown experiment {what!r}: choose one of all, page, {', '.join(specs.EXPERIMENTS)}.")
-    folder = folder or Path("reproduction-quick" if quick else "reproduction")
-    with listening(not quiet and sys.stderr.isatty()) as listener:
-        for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
-            ledger = records.Ledger(folder, name)
-            if fresh:
-                ledger.path.unlink(missing_ok=True)
-            runner.run(specs.load_spec(name, quick=quick), ledger, jobs=jobs, report=listener)
-    page = pages.write(folder)
-    for other in tables_in or ():
-        other.write_text(pages.with_headlines(other.read_text(), pages.load_all(folder)))
-    failed = [record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"]
-    typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
+    """Write one page on the model: verdict, columns, pictures, calibration, what matters; it opens anywhere."""
+    _need_folder(output)
+    estimator = _load(model)
+    held_out = () if data is None else _rows(estimator, data)
+    page = estimator.report(output, *held_out, random_state=seed)
+    typer.echo(f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}")
 
 
-def _find_reproduction() -> None:
-    """Make the package ``reproduction`` of a checkout importable: that of the current folder, or the library's own."""
-    for checkout in (Path.cwd(), Path(kexpfam.__file__).parents[2]):
-        if (checkout / "reproduction" / "__init__.py").is_file():
-            sys.path.insert(0, str(checkout))
-            return
-    raise ValueError("kexpfam reproduce needs the repository: run it in a checkout, where the folder 'reproduction' is.")
+@app.command(
+    epilog=_lines(
+        "Examples:",
+        "compare a.kexpfam b.kexpfam --data held_out.csv",
+        "compare a.kexpfam b.kexpfam --data new.csv -o page.html",
+    )
+)
+def compare(
+    models: Annotated[list[Path], typer.Argument(help="Two model files or more.")],
+    data: Annotated[Path, typer.Option(help="Rows that none of the models has seen.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .html file with pictures.")] = None,
+    json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Put models side by side on held-out rows: log density with paired errors, calibration, CRPS, time to draw."""
+    from kexpfam.report.comparison import compare_rows
+
+    if output is not None:
+        _need_folder(output)
+    loaded = [_load(model) for model in models]
+    comparison = compare_rows(loaded, [_rows(one, data) for one in loaded], [str(model) for model in models], random_state=seed)
+    if output is not None:
+        comparison.page().save(output)
+    tell(comparison.as_dict() if json else str(comparison))
+
+
+# Not for daily use: it has a panel of its own, and is not listed where there is nothing to reproduce from.
+app.command(
+    epilog=_lines("Examples:", "reproduce table1", "reproduce all --quick", "reproduce page"),
+    rich_help_panel="In a checkout of the repository",
+    hidden=checkout() is None,
+)(reproduce)
 
 
 def _fit_density(table: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
@@ -278,7 +306,7 @@ def _fit_density(table: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
     # The names come first: what is wrong with a column is said by its name.
     estimator.column_names_ = table.names
     estimator.fit(table.values)
-    return estimator, _summary(estimator, f"{len(table.names)} columns", table.values)
+    return estimator, summary(estimator, f"{len(table.names)} columns", table.values)
 
 
 def _fit_conditional(features: "Table", targets: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
@@ -289,19 +317,7 @@ def _fit_conditional(features: "Table", targets: "Table", settings: dict[str, An
     estimator.column_names_, estimator.target_names_ = features.names, targets.names
     y = targets.values[:, 0] if len(targets.names) == 1 else targets.values
     estimator.fit(features.values, y)
-    return estimator, _summary(estimator, f"{', '.join(targets.names)} given {', '.join(features.names)}", features.values, y)
-
-
-def _summary(estimator: Any, what: str, *rows: "np.ndarray") -> str:
-    listed = lambda scales: ", ".join(dict.fromkeys(f"{scale:.3g}" for scale in scales))
-    kernel = "a learned or plain law"
-    if estimator.solution_ is not None:
-        inputs = f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
-        base, penalty = estimator.selection_.settings.base, estimator.rkhs_penalty_
-        kernel = f"length scale {listed(estimator.lengthscale_)}{inputs}, penalty {penalty:.0e}, base {base}"
-    candidates = [f"{one.name}: {one}" for one in estimator.candidates_] if len(estimator.candidates_) > 1 else []
-    score = f"mean log density of the training rows {estimator.score(*rows):.4f}"
-    return "\n".join([f"fitted {len(rows[0])} rows of {what}: {kernel}", *candidates, score])
+    return estimator, summary(estimator, f"{', '.join(targets.names)} given {', '.join(features.names)}", features.values, y)
 
 
 def _training_table(data: str, columns: str | None, rows: int, seed: int) -> "Table":
@@ -346,7 +362,7 @@ def _rows(estimator: Any, data: Path, columns: list[str] | None = None) -> "tupl
     """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
     from kexpfam.data.tables import read_table, read_values
 
-    features, targets = _column_names(estimator)
+    features, targets = column_names(estimator)
     known = [*features, *targets]
     values = read_values(data, known) if columns is None else read_table(data, _in_order(columns, known)).values
     return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
@@ -373,26 +389,3 @@ def _need_folder(output: Path) -> None:
 
 def _split(columns: str | None) -> list[str] | None:
     return None if columns is None else [name.strip() for name in columns.split(",")]
-
-
-def _column_names(estimator: Any) -> tuple[list[str], list[str]]:
-    """Return the names of the features and of the targets, of which a density p(x) has none."""
-    from kexpfam.data.tables import numbered
-
-    features = getattr(estimator, "column_names_", None) or numbered(estimator.n_features_in_)
-    if not estimator.conditional:
-        return features, []
-    y = estimator.training_data_[1]
-    unnamed = ["y"] if y.ndim == 1 or y.shape[1] == 1 else numbered(y.shape[1], "y")
-    return features, getattr(estimator, "target_names_", None) or unnamed
-
-
-def _write(output: Path | None, names: list[str], rows: Collection[Collection[float]]) -> None:
-    if output is not None:
-        from kexpfam.data.tables import write_csv
-
-        write_csv(output, names, rows)
-        typer.echo(f"{len(rows)} rows written to {output}", err=True)
-        return
-    for row in (names, *rows):
-        typer.echo(",".join(map(str, row)))

@@ -14,6 +14,8 @@ __all__ = ["Bar", "Listener", "Report"]
 # What a person looks at first, and what the bar calls it; of a loop that has none of these, its first few numbers are shown.
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
 MOST_SHOWN = 3
+# Seconds that steps must have been seen for before a rate is drawn from them.
+SHORTEST = 0.5
 
 
 class Report(NamedTuple):
@@ -49,7 +51,7 @@ class Bar:
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[count]:>9} {task.fields[rate]:>8}"),
+            TextColumn("{task.fields[count]:>9} {task.fields[rate]:>10}"),
             TextColumn("{task.fields[left]}"),
             # On a narrow terminal this is the column that goes on in the next line.
             TextColumn("{task.fields[health]}", table_column=Column()),
@@ -91,12 +93,12 @@ class Bar:
 
 
 def _speed(report: Report, steps: int, seconds: float) -> tuple[str, str]:
-    """Return the rate and the time left; nothing where no steps were seen to take time, or no end is known."""
-    if not report.steps or steps <= 0 or seconds <= 0.0:
+    """Return the rate and the time left at most, since a stop rule may end a loop before; nothing where it would be a guess."""
+    if not report.steps or steps <= 0 or seconds < SHORTEST:
         return "", ""
-    rate = steps / seconds
-    left = datetime.timedelta(seconds=round(max(report.steps - report.step, 0) / rate))
-    return f"{rate:.1f}/s", f"{left} left"
+    rate, left = steps / seconds, max(report.steps - report.step, 0)
+    shown = f"{1.0 / rate:.1f} s each" if rate < 1.0 else f"{rate:.1f}/s" if rate < 10.0 else f"{rate:,.0f}/s"
+    return shown, f"at most {datetime.timedelta(seconds=round(left / rate))} left" if left else ""
 
 
 def _health(health: dict[str, float]) -> str:

@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.base import DensityMixin
 from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -26,6 +26,7 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.output import FrameOutput
+from kexpfam.estimators.showing import Shown
 from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity, scores
@@ -79,7 +80,7 @@ def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
     return [jr.key(seed) for seed in seeds]
 
 
-class Estimator(FrameOutput, BaseEstimator, abc.ABC):
+class Estimator(FrameOutput, Shown, abc.ABC):
     """What all estimators share: names of columns, progress, precision, and storage of what ``_stored`` lists."""
 
     conditional: ClassVar[bool]
@@ -98,6 +99,7 @@ class Estimator(FrameOutput, BaseEstimator, abc.ABC):
     def _fitting(self) -> Iterator[Listener | None]:
         """Give a fit its listener, float64 and the compilation cache."""
         use_compilation_cache()
+        self._diagnosis = None
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
 
@@ -135,13 +137,6 @@ class Estimator(FrameOutput, BaseEstimator, abc.ABC):
             "layouts": [self._layout, self._target_layout],
         }
         storage.save_tree(path, type(self).__name__, state, metadata)
-
-    def plot(self, *args: Any, **kwargs: Any) -> "Figure":
-        """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density``, or ``plot_conditional``."""
-        from kexpfam import plot  # matplotlib is slow to import
-
-        check_is_fitted(self, "density_")
-        return plot.plot_model(self, *args, **kwargs)
 
     def _draws(self, density: Any, count: Any, random_state: Seed, refine: Any, *X: np.ndarray) -> np.ndarray:
         """Return plain or refined draws of a density; those of baselines follow their density already."""

@@ -34,6 +34,7 @@ from kexpfam.estimators.mixture_density import (
     inputs,
     safe_log,
 )
+from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.measures import logsumexp
@@ -71,6 +72,7 @@ class MixtureEstimator(ConditionalEstimator):
         self.density_ = ConditionalMixture(weights, centres, width, background, scaling, condition_scaling, varying)
         return self
 
+    @remembered
     def diagnose(self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0) -> SearchDiagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")

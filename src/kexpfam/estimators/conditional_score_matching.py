@@ -34,6 +34,7 @@ from kexpfam.estimators.derivatives import (
     one_standard_error,
 )
 from kexpfam.estimators.score_matching import SCORE_BASES, ScoreSelection, ScoreSettings, ScoreTrial, score_base, trials_of
+from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.fit.convex import best_sampler
 from kexpfam.fit.distil import Distillation
@@ -261,6 +262,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
+    @remembered
     def diagnose(
         self,
         X: ArrayLike | None = None,

@@ -16,6 +16,7 @@ from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import DensityEstimator, Seed, key_from, whole
+from kexpfam.estimators.showing import remembered
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener
@@ -168,6 +169,7 @@ class SplineFlow(DensityEstimator):
         finished = len(losses["val"]) < self.max_epochs
         return arrays, Training(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
+    @remembered
     def diagnose(self, random_state: Seed = 0) -> FlowDiagnosis:
         """Return how the training ended; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")

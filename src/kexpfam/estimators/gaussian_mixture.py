@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.columns import check_columns
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import FEWEST_ROWS, DensityEstimator, Seed, key_from
+from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import AbstractDiagnosis
@@ -84,6 +85,7 @@ class GaussianMixtureDensity(DensityEstimator):
         self.density_ = ScaledMixture(best_mixture(points, seed=seed, weight=self._weight), scaling)
         return self
 
+    @remembered
     def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
         """Return the size of the mixture; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")

@@ -13,6 +13,7 @@ from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import DensityEstimator, Seed, key_from
+from kexpfam.estimators.showing import remembered
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.calibration import Calibration
 from kexpfam.judge.diagnosis import AbstractDiagnosis
@@ -147,6 +148,7 @@ class KernelDensity(DensityEstimator):
         self.density_ = KernelMixture(points, self.selection_.chosen["bandwidth"], scaling, self._weight)
         return self
 
+    @remembered
     def diagnose(self, random_state: Seed = 0) -> SearchDiagnosis:
         """Return how the bandwidth was chosen; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")

@@ -26,6 +26,7 @@ from kexpfam.estimators.base import (
     whole,
 )
 from kexpfam.estimators.kernel_model import KernelModel
+from kexpfam.estimators.showing import remembered
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import (
@@ -183,6 +184,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
+    @remembered
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> AbstractDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
@@ -354,6 +356,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         self._warn_if_nearly_deterministic()
         return self
 
+    @remembered
     def diagnose(
         self,
         X: ArrayLike | None = None,

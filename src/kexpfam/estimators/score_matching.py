@@ -36,6 +36,7 @@ from kexpfam.estimators.derivatives import (
     full_weights,
     one_standard_error,
 )
+from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.fit.problem import Solution, Status
 from kexpfam.integrate.nodes import seed_from
@@ -247,6 +248,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
         return self._rows_like(None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1]))
 
+    @remembered
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> ScoreMatchingDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")

@@ -1,8 +1,11 @@
 """Is the fit good? Numbers with error bars, and one verdict in words; the same for every density, conditional or not."""
 
 import abc
+import dataclasses
+import enum
+import html
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.random as jr
@@ -19,7 +22,7 @@ from kexpfam.judge.certificate import Certificate, certify
 from kexpfam.judge.metrics import Distance, mmd_squared
 from kexpfam.model.density import Density, Estimate, WeightedDraws
 
-__all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "sampler_fit"]
+__all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "plain", "sampler_fit"]
 
 # The certificate's key is apart from those of the other measurements.
 CERTIFICATE = 1
@@ -59,6 +62,28 @@ class Judgement(eqx.Module):
         check_at_least(self, 1, "poor")
 
 
+def plain(value: Any) -> Any:
+    """Return a record, an array or a number as what JSON knows: dictionaries, lists, numbers; what is not finite is None."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, AbstractDiagnosis):
+        return value.as_dict()
+    if dataclasses.is_dataclass(value) or hasattr(value, "_asdict"):
+        fields = (
+            value._asdict()
+            if hasattr(value, "_asdict")
+            else {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        )
+        return {name: plain(part) for name, part in fields.items()}
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
 class SamplerFit(NamedTuple):
     """KL(q || p_f) over training conditions, the effective share of draws, and the draws with their conditions."""
 
@@ -85,6 +110,18 @@ class AbstractDiagnosis(abc.ABC):
     def __str__(self) -> str:
         rows = [f"{name + ':':<28}{value}" for name, value in self.rows()]
         return "\n".join(rows + [f"- {line}" for line in self.advice])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as numbers, text, lists and dictionaries, ready for JSON: what is not finite is None."""
+        fields: Any = self
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(fields)}
+
+    def _repr_html_(self) -> str:
+        colour = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}[self.verdict]
+        verdict = f'<p><strong style="color: {colour}">{html.escape(self.verdict.upper())}</strong></p>'
+        cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in self.lines())
+        advice = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
+        return f"{verdict}<table>{cells}</table><ul>{advice}</ul>"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
 from kexpfam.plot.marginals import plot_marginal
 from kexpfam.plot.pairs import plot_pairs
+from kexpfam.plot.ranking import plot_ranking
 from kexpfam.plot.steps import plot_snapshots, plot_trace
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "plot_model",
     "plot_pairs",
     "plot_pit",
+    "plot_ranking",
     "plot_reliability",
     "plot_snapshots",
     "plot_targets",

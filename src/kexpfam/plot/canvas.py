@@ -19,10 +19,12 @@ __all__ = [
     "bare_arrays",
     "column_at",
     "comparable",
+    "drawn",
     "feature_names",
     "frame",
     "one_panel",
     "panels",
+    "plain_text",
     "scatter",
     "some_rows",
     "target_names",
@@ -57,6 +59,7 @@ def panels(
     axes = [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(boxed)
+        plain_text(axis)
     return figure, axes
 
 
@@ -65,7 +68,14 @@ def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = Fal
     if ax is None:
         figure, (ax,) = panels(1, width=width, height=height, boxed=boxed)
         return figure, ax
+    plain_text(ax)
     return cast(Figure, ax.figure), ax
+
+
+def plain_text(axis: Axes) -> None:
+    """Have labels and title shown as they are: a dollar in the name of a column starts no formula."""
+    for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
+        label.set_parse_math(False)
 
 
 @contextlib.contextmanager
@@ -96,6 +106,11 @@ def column_at(wanted: int | str, names: Sequence[str], what: str = "feature") ->
     if not 0 <= wanted < len(names):
         raise ValueError(f"{what} must be from 0 to {len(names) - 1}, got {wanted}.")
     return int(wanted)
+
+
+def drawn(estimator: Any, X: np.ndarray, count: int, random_state: Any) -> np.ndarray:
+    """Return draws under each condition, (rows, count, targets), as an array whatever the estimator gives back to users."""
+    return np.asarray(estimator._draws(estimator.density_, count, random_state, 0, X))
 
 
 def some_rows(rows: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:

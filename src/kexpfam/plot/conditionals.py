@@ -16,6 +16,7 @@ from kexpfam.plot.canvas import (
     bare_arrays,
     column_at,
     comparable,
+    drawn,
     feature_names,
     one_panel,
     scatter,
@@ -69,7 +70,7 @@ def plot_targets(
 ) -> Figure:
     """Return the pairs of several targets: the training data, or those given, and a draw under the condition of each."""
     X, targets = rows_to_show(estimator, X, y)
-    draws = np.asarray(estimator.sample(X, 1, random_state=random_state)).reshape(targets.shape)
+    draws = drawn(estimator, X, 1, random_state).reshape(targets.shape)
     return plot_pairs(targets, draws, target_names(estimator, targets.shape[1]))
 
 

@@ -11,7 +11,7 @@ __all__ = ["histogram", "plot_marginal"]
 
 # A column with no more distinct values than this is shown as shares of each.
 MOST_VALUES = 20
-FEWEST_BARS, MOST_BARS = 8, 40
+FEWEST_BARS, MOST_BARS = 15, 40
 # Places of the curve that draws are smoothed to, within the width of a bar.
 FINE = 16
 
@@ -37,7 +37,7 @@ def plot_marginal(
             axis.plot(points, density, color=MODEL_COLOUR, linewidth=2.0, label="model")
         axis.set_ylabel("density")
     axis.set_xlabel(name)
-    if labels:
+    if labels and drawn is not None:
         axis.legend(frameon=False)
     return figure
 
@@ -76,7 +76,9 @@ def _edges(values: np.ndarray) -> np.ndarray:
         return np.array([low - 0.5, low + 0.5])
     width = 2.0 * np.subtract(*np.percentile(values, [75, 25])) / len(values) ** (1.0 / 3.0)
     wanted = (high - low) / width if width > 0.0 else MOST_BARS
-    return np.linspace(low, high, int(np.clip(np.ceil(wanted), FEWEST_BARS, MOST_BARS)) + 1)
+    # Between modes that lie apart the quartiles are no measure of width: some bars there are in any case.
+    fewest = min(FEWEST_BARS, int(np.sqrt(len(values))))
+    return np.linspace(low, high, int(np.clip(np.ceil(wanted), max(fewest, 1), MOST_BARS)) + 1)
 
 
 def _shares(axis: Axes, values: np.ndarray, distinct: np.ndarray, draws: np.ndarray | None) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
-from kexpfam.plot.canvas import Picture, frame, scatter, some_rows
+from kexpfam.plot.canvas import Picture, frame, plain_text, scatter, some_rows
 from kexpfam.plot.marginals import plot_marginal
 
 __all__ = ["plot_pairs"]
@@ -41,6 +41,7 @@ def plot_pairs(
     for row in range(count):
         for column in range(row + 1):
             axis = figure.add_subplot(count, count, row * count + column + 1)
+            plain_text(axis)
             _cell(axis, data, draws, names, row, column)
             axis.set_xlim(low[column], high[column])
             if column < row:

@@ -1,0 +1,127 @@
+"""What a report is on: a fitted model, rows to hold against it, and draws."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kexpfam.estimators.base import key_from
+from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.relevance import Loss, permutation_losses, region_levels
+from kexpfam.plot.canvas import drawn, feature_names, some_rows, target_names
+
+__all__ = ["Held", "Subject"]
+
+# Rows that are scored, draws that make curves smooth, and draws that a row is ranked among.
+MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model held against rows; of a joint density the features have width zero, and all columns are targets."""
+
+    model: Any
+    X: np.ndarray
+    Y: np.ndarray
+    unseen: bool
+    seed: int
+
+    @classmethod
+    def against(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int) -> Self:
+        """Return the model with rows that its fit should not have seen, or with those of the training if none are given."""
+        unseen = X is not None
+        if not model.conditional:
+            if y is not None:
+                raise ValueError("y is for conditional models: this one is a density of all columns of X.")
+            rows = model._checked_points(X) if unseen else model.training_data_
+            return cls(model, np.zeros((len(rows), 0)), rows, unseen, seed)
+        if unseen != (y is not None):
+            raise ValueError("give both X and y of held-out rows, or neither to see the training rows.")
+        rows, targets = model._checked_rows(X, y) if unseen else model.training_data_
+        return cls(model, rows, targets.reshape(len(rows), -1), unseen, seed)
+
+    @property
+    def conditional(self) -> bool:
+        return self.X.shape[1] > 0
+
+    @property
+    def features(self) -> list[str]:
+        """Return the names of the features."""
+        return feature_names(self.model, self.X.shape[1]) if self.conditional else []
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the names of the columns that the density is of."""
+        return (target_names if self.conditional else feature_names)(self.model, self.Y.shape[1])
+
+    @property
+    def rows(self) -> str:
+        """Return which rows the model is held against, in words."""
+        return "held-out rows" if self.unseen else "training rows"
+
+    def some(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return features and targets of as many rows as are worth scoring."""
+        both = some_rows(np.arange(len(self.Y)), MOST_ROWS)
+        return self.X[both], self.Y[both]
+
+    def log_density(self, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+        """Return the log density of each row."""
+        return np.asarray(self.model.score_samples(X, Y) if self.conditional else self.model.score_samples(Y))
+
+    def drawn(self, X: np.ndarray, count: int) -> np.ndarray:
+        """Return draws, ``count`` under each condition or ``count`` in all where there is none."""
+        if self.conditional:
+            return drawn(self.model, X, count, self.seed).reshape(-1, self.Y.shape[1])
+        return np.asarray(self.model._draws(self.model.density_, count, self.seed, 0))
+
+    @functools.cached_property
+    def coverage(self) -> tuple[np.ndarray, str, Calibration | None]:
+        """Return the level of the region that each row needs, what the regions are, and the calibration of a single target."""
+        if not self.conditional or self.Y.shape[1] > 1:
+            return self._region_levels(), "regions of highest density", None
+        found = self.model._calibration(*self.some(), key=key_from(self.seed))
+        return np.abs(2.0 * found.pit - 1.0), "central intervals", found
+
+    def _region_levels(self) -> np.ndarray:
+        X, Y = self.some()
+        own, rng = self.log_density(X, Y), np.random.default_rng(self.seed)
+        if not self.conditional:
+            others = self.log_density(X, self.drawn(X, MOST_ROWS))
+            return region_levels(own, np.broadcast_to(others, (len(Y), len(others))), rng=rng)
+        others = self.log_density(np.repeat(X, RANKING_DRAWS, axis=0), self.drawn(X, RANKING_DRAWS))
+        return region_levels(own, others.reshape(len(X), RANKING_DRAWS), rng=rng)
+
+
+class Subject(Held):
+    """A model that is reported on: with its diagnosis, draws, and what matters to it."""
+
+    @functools.cached_property
+    def diagnosis(self) -> AbstractDiagnosis:
+        """Return the verdict; of a single target with the calibration on unseen rows."""
+        single = self.conditional and self.Y.shape[1] == 1 and self.unseen
+        return self.model.diagnose(*((self.X, self.Y) if single else ()), random_state=self.seed)
+
+    @functools.cached_property
+    def coverage(self) -> tuple[np.ndarray, str, Calibration | None]:
+        known = getattr(self.diagnosis, "calibration", None)
+        return super().coverage if known is None else (np.abs(2.0 * known.pit - 1.0), "central intervals", known)
+
+    @functools.cached_property
+    def draws(self) -> np.ndarray:
+        """Return draws, under the conditions of the rows in turn."""
+        shown = some_rows(self.X, DRAWS)
+        return self.drawn(shown, -(-DRAWS // len(shown)) if self.conditional else DRAWS)
+
+    @functools.cached_property
+    def losses(self) -> dict[str, Loss]:
+        """Return what is lost where a feature is shuffled; of a joint density, where any column is. The largest first."""
+        X, Y = self.some()
+        columns, names = (X, self.features) if self.conditional else (Y, self.targets)
+        if columns.shape[1] < 2 and not self.conditional:
+            return {}
+        score = (lambda x: self.log_density(x, Y)) if self.conditional else (lambda y: self.log_density(X, y))
+        losses = permutation_losses(score, columns, rng=np.random.default_rng(self.seed))
+        return dict(sorted(zip(names, losses, strict=True), key=lambda pair: -pair[1].value))
