@@ -1,6 +1,6 @@
 """The data as the library sees them: targets, and the conditions they were seen under."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,11 +14,9 @@ from kexpfam.data.weights import drawn_rows, effective_rows
 
 __all__ = ["AnyArray", "Conditions", "Sample", "distinct_conditions"]
 
-# Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. A type checker cannot know which.
-if TYPE_CHECKING:
-    AnyArray = Any
-else:
-    AnyArray = Array | np.ndarray | np.floating  # a NumPy function of a single point gives a scalar
+# Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. Shapes and types of numbers are
+# checked either way; a type for each of the two would be built at every annotation, a quarter of the library's own import.
+AnyArray = Any
 
 
 class Sample(eqx.Module):

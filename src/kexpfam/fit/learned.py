@@ -57,7 +57,8 @@ class Learned(eqx.Module):
     units : int
         See above.
     steps : int
-        Updates, at most; the schedule of rates ends there, or after ``epochs`` if that is sooner.
+        Updates, at most, for ten targets and more, and up to 2.5 times as many for fewer, where each costs less; the schedule
+        of rates ends there, or after ``epochs`` if that is sooner.
     epochs, patience : int
         Passes over the rows, at most, and passes without a better held-out score.
     batch : int
@@ -113,6 +114,10 @@ class Learned(eqx.Module):
     def parts(self, rows: int) -> int:
         """Return how many parts of so many rows are held out in turn."""
         return min(self.folds, max(2, round(self.rows / rows)))
+
+    def updates(self, targets: int) -> int:
+        """Return the updates, at most, for so many targets."""
+        return round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
 
     def hidden(self, targets: int) -> int:
         """Return the hidden units per layer for so many targets."""
@@ -280,7 +285,7 @@ def learn(
     chain = Chain.draw(sample.condition.shape[1], orders, width=settings.hidden(dim), depth=settings.depth, seed=seed)
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
-    epochs = min(settings.epochs, -(-settings.steps // (kept.shape[1] // batch)))
+    epochs = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
     width = settings.hidden(dim)
     trainer = Trainer(settings, parts, batch, epochs, settings.rate * min(1.0, 2.0 * settings.width / width))
     counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)

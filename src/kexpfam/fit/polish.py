@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from kexpfam.data.sample import Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.folds import elsewhere
-from kexpfam.model.chain import Chain, Told, features, residuals
+from kexpfam.model.chain import Chain, features, residuals
 from kexpfam.model.measures import logsumexp
 
 __all__ = ["Polish", "Tilted", "polished"]
@@ -85,12 +85,9 @@ def links(chain: Chain, sample: Sample, cells: int) -> list[Tilted]:
     log_density, seen = told.log_density(targets, cells), chain.masks.out
     one = np.ones((len(rows), 1))
 
-    def link(j: int) -> Tilted:
-        own = Told(*(None if part is None else part[:, j] for part in told))
-        inputs = np.concatenate([one, units * seen[:, j]], axis=1)
-        return Tilted(inputs, psi[:, j], own.exponents(cells), log_density[:, j], sample.weight)
-
-    return [link(j) for j in range(chain.dim)]
+    visible = lambda j: np.concatenate([one, units * seen[:, j]], axis=1)
+    own = lambda j: (visible(j), psi[:, j], told.link(j).exponents(cells), log_density[:, j], sample.weight)
+    return [Tilted(*own(j)) for j in range(chain.dim)]
 
 
 class Member(NamedTuple):
