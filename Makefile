@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow check check-lowest reproduce reproduce-quick clean
+.PHONY: demo test test-slow test-adapters check check-lowest reproduce reproduce-quick clean
 
 BIN := .venv/bin
 
@@ -19,6 +19,15 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(PYTEST) -m slow
+
+# Libraries that the adapters speak to, torch among them, live in an environment of their own; their warnings are not ours.
+test-adapters: .venv-adapters/.installed
+	.venv-adapters/bin/pytest -q -n 2 --dist loadfile -o filterwarnings=default tests_adapters
+
+.venv-adapters/.installed: pyproject.toml
+	python3 -m venv .venv-adapters
+	.venv-adapters/bin/pip install -q -e ".[arviz,data,mapie,numpyro,sbi,skpro]" pytest pytest-xdist
+	touch $@
 
 check: .venv/.installed
 	$(BIN)/ruff check .
@@ -51,5 +60,5 @@ reproduce-quick: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest demo reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv .venv-adapters .venv-lowest demo reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

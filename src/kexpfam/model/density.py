@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.distributions import AbstractDensity, Distributions
+from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import (
     AbstractMeasure,
     Box,
@@ -302,11 +302,15 @@ class Density(AbstractDensity):
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         draw_key, rest_key = (key, key) if self.completion is None else jr.split(key)
-        with double_precision():
-            condition = jnp.asarray(self._conditions(None if x is None else jnp.asarray(x, float)[None], 1))
-            point = self.sampler.draw(condition, key=draw_key).astype(float)
-            whole = point if self.completion is None else _complete(self.completion, point, rest_key)
-            return self.scaling.to_data(whole)[0]
+        sampler = self.sampler
+        if self.conditional:
+            with double_precision():
+                condition = self._conditions(None if x is None else jnp.asarray(x, float)[None], 1)
+                sampler = sampler.given(condition[0])
+        sampler, completion, scaling = narrowed((sampler, self.completion, self.scaling))
+        point = sampler.draw(jnp.zeros((1, 0)), key=draw_key)
+        whole = point if completion is None else _complete(completion, point, rest_key)
+        return scaling.to_data(whole)[0]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         base = self.tilt.base if self.completion is None else self.completion.base

@@ -1,10 +1,11 @@
 """What every fitted density can do, and the distribution functions that quantiles, PIT values, CRPS and means are made of."""
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.precision import double_precision
 
-__all__ = ["AbstractDensity", "Distributions", "scores"]
+__all__ = ["AbstractDensity", "Distributions", "narrowed", "scores"]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
@@ -47,6 +48,17 @@ class Distributions(eqx.Module):
         """Return the mean of each row."""
         middles = 0.5 * (self.points[:, 1:] + self.points[:, :-1])
         return np.sum(np.diff(self.levels, axis=1) * middles, axis=1)
+
+    def variance(self) -> Float[np.ndarray, " n"]:
+        """Return the variance of each row."""
+        left, right = self.points[:, :-1] - self.mean()[:, None], self.points[:, 1:] - self.mean()[:, None]
+        return np.sum(np.diff(self.levels, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
+
+    def mean_difference(self) -> Float[np.ndarray, " n"]:
+        """Return ``E|Y - Y'|`` of two independent draws of each row: twice the integral of ``F (1 - F)``."""
+        left, right = self.levels[:, :-1], self.levels[:, 1:]
+        heights = 0.5 * (left + right) - (left**2 + left * right + right**2) / 3.0
+        return 2.0 * np.sum(np.diff(self.points, axis=1) * heights, axis=1)
 
     def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         r"""Return the continuous ranked probability score, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
@@ -91,14 +103,12 @@ class AbstractDensity(eqx.Module):
 
         It is computed in float64 whatever JAX is set to, and comes back in the precision of y.
         """
-        precision = jnp.result_type(jnp.asarray(y).dtype, jnp.float32)
-        with double_precision():
-            point, condition = (None if part is None else jnp.asarray(part, float).reshape(1, -1) for part in (y, x))
-            value = jnp.asarray(self.log_density(point, condition))[0]
-        return value.astype(precision)
+        point = jnp.asarray(y)
+        rows = (point,) if x is None else (point, jnp.asarray(x))
+        return _in_double(_copied(self).log_density, jnp.result_type(point.dtype, jnp.float32))(*rows)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
-        """Return one draw as a pure function of its key: to be jitted and vmapped."""
+        """Return one draw as a pure function of its key: to be jitted and vmapped, in the precision that JAX is set to."""
         raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
@@ -142,6 +152,44 @@ class AbstractDensity(eqx.Module):
             return
         for start in range(0, len(X), ROWS):
             yield self.distributions(X[start : start + ROWS]), slice(start, start + ROWS)
+
+
+def narrowed(tree: Any) -> Any:
+    """Return a tree whose float64 arrays are copies in the precision that JAX is set to."""
+    narrow = lambda leaf: leaf.astype(jnp.result_type(float) if leaf.dtype == np.float64 else leaf.dtype)
+    return jax.tree.map(lambda leaf: narrow(leaf) if eqx.is_array(leaf) else leaf, _copied(tree))
+
+
+def _copied(tree: Any) -> Any:
+    """Return a tree with arrays of its own: JAX takes a constant's precision from the first program that it was part of."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _in_double(log_density: Callable, precision: np.dtype) -> Callable:
+    """Return the log density of one row as a function of JAX that is computed, and differentiated, in float64.
+
+    What is transposed after the context has ended would fall back to the caller's precision: the derivative is a rule of its
+    own, in which all but the last product happens inside.
+    """
+
+    def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
+        return jnp.asarray(log_density(*(row.astype(float).reshape(1, -1) for row in rows)))[0]
+
+    def value(*rows: Float[Array, "..."]) -> Float[Array, ""]:
+        with double_precision():
+            found = wide(*rows)
+        return found.astype(precision)
+
+    def rule(rows: tuple, tangents: tuple) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        with double_precision():
+            inside = tuple(row.astype(float) for row in rows)
+            found, slopes = jax.value_and_grad(wide, argnums=tuple(range(len(rows))))(*inside)
+        products = [(slope.astype(precision) * tangent).sum() for slope, tangent in zip(slopes, tangents, strict=True)]
+        return found.astype(precision), sum(products[1:], products[0]).astype(precision)
+
+    function = jax.custom_jvp(value)
+    function.defjvp(rule)
+    return function
 
 
 def _interpolated(at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray) -> np.ndarray:

@@ -15,9 +15,8 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.model.chain import Chain
 from kexpfam.model.density import Inputs
-from kexpfam.model.distributions import AbstractDensity, Distributions
+from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import AbstractMeasure, logsumexp
-from kexpfam.model.precision import double_precision
 
 __all__ = ["CELLS", "LawDensity", "LearnedDensity", "Stack"]
 
@@ -87,12 +86,12 @@ class LearnedDensity(AbstractDensity):
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         owner_key, level_key = jr.split(key)
-        with double_precision():
-            condition = jnp.asarray(self._conditions(None if x is None else jnp.asarray(x, float)[None], 1))
-            owner = jr.randint(owner_key, (), 0, len(self))
-            member = jax.tree.map(lambda part: jnp.asarray(part)[owner], self.members)
-            levels = jr.uniform(level_key, (1, self.members.dim), float)
-            return self.scaling.to_data(member.drawn(condition, levels, cells=CELLS))[0]
+        own = narrowed(self)
+        condition = jnp.asarray(own._conditions(None if x is None else jnp.asarray(x, float)[None], 1), float)
+        owner = jr.randint(owner_key, (), 0, len(self))
+        member = jax.tree.map(lambda part: jnp.asarray(part)[owner], own.members)
+        levels = jr.uniform(level_key, (1, own.members.dim), float)
+        return own.scaling.to_data(member.drawn(condition, levels, cells=CELLS))[0]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         first = self.members.member(0)
@@ -157,8 +156,8 @@ class LawDensity(AbstractDensity):
         return self.scaling.to_data(self.law.draws(count, key=key))
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
-        with double_precision():
-            return self.scaling.to_data(self.law.sample(1, key=key))[0]
+        law, scaling = narrowed((self.law, self.scaling))
+        return scaling.to_data(law.sample(1, key=key))[0]
 
     def given(self, x: np.ndarray) -> AbstractDensity:
         raise TypeError("this density has no condition.")
@@ -195,9 +194,8 @@ class Stack(AbstractDensity):
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         owner_key, *keys = jr.split(key, 1 + len(self.parts))
-        with double_precision():
-            owner = jr.choice(owner_key, len(self.parts), p=self.weights)
-            return jnp.stack([part.draw(x, key=k) for part, k in zip(self.parts, keys, strict=True)])[owner]
+        owner = jr.choice(owner_key, len(self.parts), p=jnp.asarray(self.weights.copy(), float))
+        return jnp.stack([part.draw(x, key=k) for part, k in zip(self.parts, keys, strict=True)])[owner]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         bounds = [part.support() for part in self.parts]

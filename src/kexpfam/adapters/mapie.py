@@ -1,0 +1,42 @@
+"""Quantiles for MAPIE: conformalized quantile regression around a fitted conditional density."""
+
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from kexpfam.estimators.base import ConditionalEstimator
+
+__all__ = ["QuantileRegressor", "quantile_regressors"]
+
+
+class QuantileRegressor(RegressorMixin, BaseEstimator):
+    """One conditional quantile of a fitted model as a regressor that is fitted already."""
+
+    def __init__(self, model: ConditionalEstimator, level: float = 0.5) -> None:
+        self.model, self.level = model, level
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Return the regressor as it is."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    @property
+    def n_features_in_(self) -> int:
+        """The number of columns of X."""
+        return self.model.n_features_in_
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Return the quantile of y under each row."""
+        return self.model.quantile(X, self.level)
+
+
+def quantile_regressors(model: ConditionalEstimator, confidence_level: float = 0.9) -> list[QuantileRegressor]:
+    """Return lower quantile, upper quantile and median: what ``ConformalizedQuantileRegressor(prefit=True)`` takes."""
+    if not 0.0 < confidence_level < 1.0:
+        raise ValueError(f"confidence_level must lie strictly between 0 and 1, got {confidence_level!r}.")
+    tail = 0.5 * (1.0 - confidence_level)
+    return [QuantileRegressor(model, level) for level in (tail, 1.0 - tail, 0.5)]

@@ -1,0 +1,170 @@
+"""A probabilistic regressor of skpro, and the distribution that it predicts."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from sklearn.base import clone
+from skpro.distributions.base import BaseDistribution
+from skpro.regression.base import BaseProbaRegressor
+
+from kexpfam.estimators.kernel_exp_family import ConditionalKernelExpFamily
+from kexpfam.model.distributions import AbstractDensity, Distributions
+
+__all__ = ["KernelDistribution", "KernelProbaRegressor"]
+
+# Rows whose distribution functions are in memory at a time.
+ROWS = 2048
+
+
+class KernelDistribution(BaseDistribution):
+    """``p(y | x)`` of a fitted density, one row per condition: log densities, distribution functions and energies are exact.
+
+    Parameters
+    ----------
+    density : density of one target, of a fitted ConditionalKernelExpFamily
+    X : 2D array, one condition per row
+    index, columns : pd.Index, optional
+    """
+
+    _tags = {
+        "capabilities:approx": ["pdfnorm"],
+        "capabilities:exact": ["mean", "var", "pdf", "log_pdf", "cdf", "ppf", "energy"],
+        "distr:measuretype": "continuous",
+        "distr:paramtype": "nonparametric",
+        "broadcast_init": "off",
+    }
+
+    def __init__(self, density: AbstractDensity, X: np.ndarray, index: Any = None, columns: Any = None) -> None:
+        self.density, self.X = density, X
+        self._rows = np.asarray(X, float).reshape(-1, np.shape(X)[-1])
+        super().__init__(index=index, columns=columns)
+
+    def _init_shape_bc(self, index: Any = None, columns: Any = None) -> None:
+        if index is None and columns is None and len(self._rows) == 1:
+            self._shape: tuple[int, ...] = ()
+            return
+        self._index = pd.RangeIndex(len(self._rows)) if index is None else index
+        self._columns = pd.RangeIndex(1) if columns is None else columns
+        self._shape = (len(self._rows), 1)
+
+    def _pieces(self) -> Iterator[tuple[Distributions, slice]]:
+        for start in range(0, len(self._rows), ROWS):
+            rows = slice(start, start + ROWS)
+            yield self.density.distributions(self._rows[rows]), rows
+
+    def _of_rows(self, what: Callable, *values: Any) -> Any:
+        """Return ``what(distributions, values)`` of all rows, in the shape of the distribution."""
+        columns = [np.reshape(np.asarray(value, float), (len(self._rows), 1)) for value in values]
+        pieces = [np.reshape(what(part, *(column[rows] for column in columns)), -1) for part, rows in self._pieces()]
+        return np.concatenate(pieces).reshape(self.shape)[()]
+
+    def _log_pdf(self, x: Any) -> Any:
+        return self.density.log_density(np.reshape(np.asarray(x, float), (-1, 1)), self._rows).reshape(self.shape)[()]
+
+    def _pdf(self, x: Any) -> Any:
+        return np.exp(self._log_pdf(x))
+
+    def _cdf(self, x: Any) -> Any:
+        return self._of_rows(lambda part, values: part.cdf(values), x)
+
+    def _ppf(self, p: Any) -> Any:
+        return self._of_rows(lambda part, levels: part.quantile(levels), p)
+
+    def _mean(self) -> Any:
+        return self._of_rows(lambda part: part.mean())
+
+    def _var(self) -> Any:
+        return self._of_rows(lambda part: part.variance())
+
+    def _energy_self(self) -> Any:
+        return self._of_rows(lambda part: part.mean_difference())
+
+    def _energy_x(self, x: Any) -> Any:
+        # The continuous ranked probability score is E|Y - x| - E|Y - Y'| / 2.
+        return self._of_rows(lambda part, values: part.crps(values[:, 0]) + 0.5 * part.mean_difference(), x)
+
+    def _iloc(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
+        if rowidx is not None and np.ndim(rowidx) == 0 and colidx is not None and np.ndim(colidx) == 0:
+            return self._iat(rowidx, colidx)
+        chosen = np.arange(len(self._rows)) if rowidx is None else np.atleast_1d(np.asarray(rowidx))
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        columns = self.columns if colidx is None else self.columns.take(np.atleast_1d(np.asarray(colidx)))
+        return KernelDistribution(self.density, self._rows[chosen], index=self.index.take(chosen), columns=columns)
+
+    def _iat(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
+        if rowidx is None or colidx is None:
+            raise ValueError("iat requires both row and column index")
+        return KernelDistribution(self.density, self._rows[[rowidx]])
+
+    @classmethod
+    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        """Return the distributions that skpro's own checks are run on."""
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(40, 1))
+        density = _quick().fit(X, X[:, 0] + 0.3 * rng.normal(size=40)).density_
+        return [{"density": density, "X": X[:3], "columns": pd.Index(["y"])}, {"density": density, "X": X[:1]}]
+
+
+class KernelProbaRegressor(BaseProbaRegressor):
+    """``ConditionalKernelExpFamily`` as a probabilistic regressor of skpro.
+
+    Parameters
+    ----------
+    estimator : ConditionalKernelExpFamily, optional
+        The estimator with its settings; a copy is fitted to each data set. None stands for the default one.
+
+    Attributes
+    ----------
+    estimator_ : ConditionalKernelExpFamily
+        The fitted estimator.
+    """
+
+    _tags = {
+        "authors": ["kexpfam developers"],
+        "python_dependencies": ["kexpfam"],
+        "capability:multioutput": False,
+        "capability:missing": False,
+    }
+
+    def __init__(self, estimator: ConditionalKernelExpFamily | None = None) -> None:
+        self.estimator = estimator
+        super().__init__()
+
+    def _fit(self, X: pd.DataFrame, y: pd.DataFrame, C: Any = None) -> Self:
+        self._targets = y.columns
+        estimator = ConditionalKernelExpFamily() if self.estimator is None else clone(self.estimator)
+        self.estimator_ = estimator.fit(_plain(X), y.to_numpy(float)[:, 0])
+        return self
+
+    def _predict(self, X: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame(self.estimator_.predict(_plain(X)), index=X.index, columns=self._targets)
+
+    def _predict_proba(self, X: pd.DataFrame) -> KernelDistribution:
+        return KernelDistribution(self.estimator_.density_, _plain(X), index=X.index, columns=self._targets)
+
+    def _predict_quantiles(self, X: pd.DataFrame, alpha: list[float]) -> pd.DataFrame:
+        columns = pd.MultiIndex.from_product([self._targets, alpha])
+        return pd.DataFrame(self.estimator_.quantile(_plain(X), alpha), index=X.index, columns=columns)
+
+    @classmethod
+    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        """Return the settings that skpro's own checks are run with."""
+        return [{"estimator": _quick()}, {"estimator": _quick(kernel="matern52")}]
+
+
+def _plain(X: pd.DataFrame) -> np.ndarray:
+    return X.to_numpy(float)
+
+
+def _quick(**settings: Any) -> ConditionalKernelExpFamily:
+    """Return an estimator that has nothing to search for."""
+    given: dict[str, Any] = {
+        "lengthscale": 1.0,
+        "condition_lengthscale": 2.0,
+        "rkhs_penalty": 0.01,
+        "base_width": 1.0,
+        "power": False,
+    }
+    return ConditionalKernelExpFamily(**given, random_state=0, **settings)

@@ -1,0 +1,27 @@
+"""Models that every library is tried with. Run by ``make test-adapters``, in an environment with all of them."""
+
+import numpy as np
+import pytest
+
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.datasets import two_moons
+
+GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2, "random_state": 0}
+
+
+@pytest.fixture(scope="session")
+def rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 1))
+    return x, np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=300)
+
+
+@pytest.fixture(scope="session")
+def conditional(rows):
+    settings = GIVEN | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False}
+    return ConditionalKernelExpFamily(**settings).fit(rows[0][:200], rows[1][:200])
+
+
+@pytest.fixture(scope="session")
+def joint():
+    return KernelExpFamily(**GIVEN | {"lengthscale": 0.5}).fit(two_moons().sample(200, random_state=0))
