@@ -333,14 +333,15 @@ def _training_table(data: str, columns: str | None, rows: int, seed: int) -> "Ta
 
 
 def _training_pair(data: str, target: str, features: str | None, columns: str | None) -> "tuple[Table, Table]":
-    from kexpfam.data.tables import read_pair
+    from kexpfam.data.tables import read_parts
     from kexpfam.datasets import SYNTHETIC
 
     if columns is not None:
         raise ValueError("--columns is for densities without a target; with --target use --features.")
     if data in SYNTHETIC:
         raise ValueError(f"{data} is a built-in set without a target; --target is for files.")
-    return read_pair(Path(data), _split(target) or [], _split(features))
+    first, second = read_parts(Path(data), [_split(target) or []], _split(features))
+    return first, second
 
 
 def _load(model: Path) -> Any:

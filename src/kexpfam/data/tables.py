@@ -1,21 +1,46 @@
-"""Files of numbers in and out: CSV, NPY and Parquet as named float columns, with errors that say which cell is wrong."""
+"""Files of tables in and out: CSV and its kin, NPY and Parquet as named columns, with errors that say which cell is wrong."""
 
+import bz2
 import contextlib
 import csv
+import functools
+import gzip
 import io
-from collections.abc import Collection, Iterable
+import lzma
+import sys
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from kexpfam.data.delimited import HOLDS_DATES, Cells, Reading, TableError, read_text
 from kexpfam.files import written
 
-__all__ = ["MissingColumnError", "Table", "TableError", "numbered", "read_pair", "read_table", "read_values", "write_csv"]
+__all__ = [
+    "STANDARD_STREAM",
+    "MissingColumnError",
+    "Reading",
+    "Table",
+    "TableError",
+    "numbered",
+    "read_parts",
+    "read_table",
+    "read_values",
+    "write_csv",
+    "write_rows",
+]
 
-
-class TableError(ValueError):
-    """A file cannot be used as a table of numbers; the message says why and where."""
+# The path that stands for standard input where a table is read.
+STANDARD_STREAM = Path("-")
+COMPRESSED: dict[str, tuple[bytes, Callable[..., Any]]] = {
+    ".gz": (b"\x1f\x8b", gzip.open),
+    ".bz2": (b"BZh", bz2.open),
+    ".xz": (b"\xfd7zXZ", lzma.open),
+}
+# Rows that are turned into text at a time.
+WRITTEN_ROWS = 65536
+TEXTS = {".csv": None, ".tsv": "\t", ".tab": "\t", ".txt": None, ".dat": None}
 
 
 class MissingColumnError(TableError):
@@ -27,49 +52,60 @@ class MissingColumnError(TableError):
 
 
 class Table(NamedTuple):
-    """Named columns of finite numbers; files without a header name them x0, x1, ..."""
+    """Named columns; files without a header name them x0, x1, ...
+
+    The values are finite numbers, with NaN for missing cells if they are kept, or objects if some columns hold labels.
+    """
 
     names: list[str]
     values: np.ndarray
 
+    def part(self, positions: list[int]) -> "Table":
+        """Return some of the columns; numbers alone are numbers again."""
+        values = self.values[:, positions]
+        if values.dtype == object:
+            with contextlib.suppress(TypeError, ValueError):
+                if not any(isinstance(cell, str | bool) for cell in values.ravel()):
+                    values = values.astype(float)
+        return Table([self.names[j] for j in positions], values)
 
-def read_table(path: Path, columns: list[str] | None = None) -> Table:
-    """Return the table in the file, or its chosen columns in the order given."""
-    readers = {".csv": _read_csv, ".npy": _read_npy, ".parquet": _read_parquet}
-    if path.suffix.lower() not in readers:
-        raise TableError(f"{path}: unknown file type {path.suffix or '(none)'}; use .csv, .npy or .parquet.")
-    if not path.is_file():
-        raise TableError(f"{path}: no such file.")
-    return readers[path.suffix.lower()](path, columns)
+
+def read_table(path: Path, columns: list[str] | None = None, reading: Reading | None = None) -> Table:
+    """Return the table in the file, or its chosen columns in the order given; "-" is standard input."""
+    return _read(path, reading or Reading(), functools.partial(_positions, columns=columns))
 
 
-def read_pair(path: Path, targets: list[str], features: list[str] | None = None) -> tuple[Table, Table]:
-    """Return the features and the targets in the file; the features are all other columns unless they are named."""
-    named = [*(features or []), *targets]
-    repeated = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+def read_parts(
+    path: Path, parts: list[list[str]], rest: list[str] | None = None, reading: Reading | None = None
+) -> list[Table]:
+    """Return the columns of each part, and first of all the rest: all other columns unless they are named."""
+    named = [*(rest or []), *(name for part in parts for name in part)]
+    repeated = _repeated(named)
     if repeated:
-        raise TableError(f"{path}: column {_quoted(repeated)} is named twice; a column is one feature or one target.")
-    table = read_table(path, None if features is None else named)
-    chosen = _positions(path, table.names, targets)
-    others = [j for j in range(len(table.names)) if j not in chosen]
+        raise TableError(f"{path}: column {_quoted(repeated)} is named twice; a column is a feature, a target or a weight.")
+    table = read_table(path, None if rest is None else named, reading)
+    chosen = [_positions(str(path), table.names, len(table.names), columns=part) for part in parts]
+    taken = {position for part in chosen for position in part}
+    others = [j for j in range(len(table.names)) if j not in taken]
     if not others:
         raise TableError(f"{path}: no column is left for the features; there are {', '.join(table.names)}.")
-    first, second = (Table([table.names[j] for j in part], table.values[:, part]) for part in (others, chosen))
-    return first, second
+    return [table.part(others), *map(table.part, chosen)]
 
 
-def read_values(path: Path, columns: list[str]) -> np.ndarray:
+def read_values(path: Path, columns: list[str], reading: Reading | None = None) -> np.ndarray:
     """Return the columns of these names, or all columns in their order if the file has no names of its own."""
-    try:
-        return read_table(path, columns).values
-    except MissingColumnError as error:
-        if error.names != numbered(len(error.names)):
-            raise
-        if len(error.names) != len(columns):
-            raise TableError(
-                f"{path}: {len(error.names)} columns without names where {len(columns)} are needed: {', '.join(columns)}."
-            ) from None
-    return read_table(path).values
+
+    def chosen(place: str, names: list[str] | None, width: int) -> list[int]:
+        try:
+            return _positions(place, names, width, columns=columns)
+        except MissingColumnError:
+            if names is not None and names != numbered(width):
+                raise
+        if width != len(columns):
+            raise TableError(f"{place}: {width} columns without names where {len(columns)} are needed: {', '.join(columns)}.")
+        return list(range(width))
+
+    return _read(path, reading or Reading(), chosen).values
 
 
 def numbered(count: int, letter: str = "x") -> list[str]:
@@ -77,117 +113,181 @@ def numbered(count: int, letter: str = "x") -> list[str]:
     return [f"{letter}{j}" for j in range(count)]
 
 
-def write_csv(path: Path, names: list[str], rows: Iterable[Collection[float]]) -> None:
-    """Write a CSV file with a header; a failure leaves no half-written file."""
+def write_csv(path: Path, names: list[str], rows: Iterable[Collection[Any]]) -> None:
+    """Write a CSV file with a header, with tabs if it is called .tsv and compressed if .gz; a failure leaves no half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written(path) as file:
-        stream = io.TextIOWrapper(file, newline="", encoding="utf-8")
-        writer = csv.writer(stream)
-        writer.writerow(names)
-        writer.writerows([str(cell) for cell in row] for row in rows)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    with written(path) as file, contextlib.ExitStack() as stack:
+        packed = suffixes[-1:] == [".gz"]
+        # Without a name and a time in it, equal tables make equal files.
+        target: Any = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)) if packed else file
+        stream = io.TextIOWrapper(target, newline="", encoding="utf-8")
+        write_rows(stream, names, rows, "\t" if ".tsv" in suffixes[-2:] else ",")
         stream.detach()
 
 
-def _read_csv(path: Path, columns: list[str] | None) -> Table:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path}: not a readable CSV file ({error}).") from None
-    if not rows:
-        raise TableError(f"{path}: the file is empty.")
-    first = rows[0][1]
-    has_header = any(not _is_number(cell) for cell in first)
-    names = [cell.strip() for cell in first] if has_header else numbered(len(first))
-    body = rows[1:] if has_header else rows
-    if not body:
-        raise TableError(f"{path}: there is a header but no row of data.")
-    chosen = _positions(path, names, columns)
-    values = np.empty((len(body), len(chosen)))
-    for i, (line, row) in enumerate(body):
-        if len(row) != len(names):
-            raise TableError(f"{path}, line {line}: {len(row)} cells where {len(names)} were expected.")
-        values[i] = [_number(path, line, names[j], row[j]) for j in chosen]
-    return Table([names[j] for j in chosen], values)
+def write_rows(stream: io.TextIOBase, names: list[str], rows: Iterable[Collection[Any]], separator: str = ",") -> None:
+    """Write a header and rows of cells to a stream; numbers as short as they come back bit for bit."""
+    writer = csv.writer(stream, delimiter=separator)
+    writer.writerow(names)
+    if not isinstance(rows, np.ndarray):
+        writer.writerows(rows)
+        return
+    for start in range(0, len(rows), WRITTEN_ROWS):
+        # Python's own numbers are written several times as fast as NumPy's.
+        writer.writerows(rows[start : start + WRITTEN_ROWS].tolist())
 
 
-def _read_npy(path: Path, columns: list[str] | None) -> Table:
+def _read(path: Path, reading: Reading, chosen: Callable[[str, list[str] | None, int], list[int]]) -> Table:
+    """Return the columns whose positions are chosen by the names, or by the width if there are none."""
+    place = "standard input" if path == STANDARD_STREAM else str(path)
+    opened, suffix = _opened(path)
+    choose = functools.partial(chosen, place)
+    if suffix in TEXTS:
+        reading = reading._replace(separator=reading.separator or TEXTS[suffix])
+        names, positions, cells = read_text(place, opened, reading, choose)
+    else:
+        names, positions, cells = {".npy": _read_npy, ".parquet": _read_parquet}[suffix](place, opened, reading, choose)
+    known = numbered(max(positions, default=-1) + 1) if names is None else names
+    return _checked(place, [known[j] for j in positions], cells, reading)
+
+
+def _opened(path: Path) -> tuple[Callable[[], BinaryIO], str]:
+    """Return what opens a file anew each time, decompressed, and its type: by its name, or by the first bytes of a pipe."""
+    if path == STANDARD_STREAM:
+        return _piped(sys.stdin.buffer.read())
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return _piped(path.read_bytes())
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packing: Callable[..., Any] = COMPRESSED[suffixes.pop()][1] if suffixes and suffixes[-1] in COMPRESSED else open
+    suffix = suffixes[-1].replace(".pq", ".parquet") if suffixes else "(none)"
+    if suffix not in (*TEXTS, ".npy", ".parquet"):
+        raise TableError(f"{path}: unknown file type {suffix}; use .csv, .tsv, .txt, .npy or .parquet, compressed or not.")
+    if not path.is_file():
+        raise TableError(f"{path}: no such file.")
+    return functools.partial(packing, path, "rb"), suffix
+
+
+def _piped(content: bytes) -> tuple[Callable[[], BinaryIO], str]:
+    for magic, packing in COMPRESSED.values():
+        if content.startswith(magic):
+            return _piped(packing(io.BytesIO(content)).read())
+    suffix = ".npy" if content.startswith(b"\x93NUMPY") else ".parquet" if content.startswith(b"PAR1") else ".csv"
+    return functools.partial(io.BytesIO, content), suffix
+
+
+def _read_npy(
+    place: str, opened: Callable[[], BinaryIO], reading: Reading, chosen: Callable
+) -> tuple[list[str] | None, list[int], Cells]:
     try:
-        values = np.load(path, allow_pickle=False)
+        with opened() as file:
+            # Objects are pickles, and pickles run code.
+            values = np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise TableError(f"{path}: not a readable NPY file of numbers ({error}).") from None
-    values = values[:, None] if values.ndim == 1 else values
-    if values.ndim != 2 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
-        raise TableError(
-            f"{path}: expected a two-dimensional array of real numbers, got {values.dtype} of shape {values.shape}."
-        )
-    return _checked(path, numbered(values.shape[1]), values, columns)
+        raise TableError(f"{place}: not a readable NPY file of numbers ({error}).") from None
+    values = values[:, None] if getattr(values, "ndim", 0) == 1 else values
+    is_array = isinstance(values, np.ndarray)
+    if not is_array or values.ndim != 2 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+        shown = f"{values.dtype} of shape {values.shape}" if is_array else "an archive of several arrays"
+        raise TableError(f"{place}: expected a two-dimensional array of real numbers, got {shown}.")
+    positions = chosen(None, values.shape[1])
+    return None, positions, Cells([np.asarray(values[:, j], dtype=float) for j in positions])
 
 
-def _read_parquet(path: Path, columns: list[str] | None) -> Table:
+def _read_parquet(
+    place: str, opened: Callable[[], BinaryIO], reading: Reading, chosen: Callable
+) -> tuple[list[str] | None, list[int], Cells]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise TableError("reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
+        raise TableError(f"{place}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
     try:
-        table = pyarrow.parquet.read_table(path)
+        with opened() as stream, pyarrow.parquet.ParquetFile(stream) as file:
+            names = file.schema_arrow.names
+            positions = chosen(names, len(names))
+            table = file.read(columns=[names[j] for j in positions], use_pandas_metadata=False)
     except (pyarrow.ArrowException, OSError) as error:
-        raise TableError(f"{path}: not a readable Parquet file ({error}).") from None
-    chosen = _positions(path, table.column_names, columns)
-    names = [table.column_names[j] for j in chosen]
-    arrays = [_floats(path, name, table.column(j).to_numpy()) for j, name in zip(chosen, names, strict=True)]
-    return _checked(path, names, np.column_stack(arrays), None)
+        raise TableError(f"{place}: not a readable Parquet file ({error}).") from None
+    return names, positions, Cells([_parquet_column(place, names[j], table.column(names[j]), reading) for j in positions])
 
 
-def _floats(path: Path, name: str, column: np.ndarray) -> np.ndarray:
-    # Times would become counts of a unit that nobody chose.
-    if column.dtype.kind not in "mM":
-        with contextlib.suppress(TypeError, ValueError):
-            return np.asarray(column, dtype=float)
-    raise TableError(f"{path}: column {name!r} does not hold numbers.")
+def _parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
+    import pyarrow.types as types
+
+    kind = column.type
+    if types.is_temporal(kind):
+        raise TableError(f"{place}: column {name!r} {HOLDS_DATES}")
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    label = name in reading.labels
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        if not label:
+            return column.cast("float64").to_numpy().astype(float)
+        return np.array(column.to_pylist(), dtype=object)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind):
+        if label or reading.texts:
+            return np.array(column.to_pylist(), dtype=object)
+        ways = f"leave it out (name the others with --columns), or have it as labels (--kind {name}=category)"
+        raise TableError(f"{place}: column {name!r} does not hold numbers; {ways}.")
+    raise TableError(f"{place}: column {name!r} does not hold numbers.")
 
 
-def _checked(path: Path, names: list[str], values: np.ndarray, columns: list[str] | None) -> Table:
-    chosen = _positions(path, names, columns)
-    values = np.asarray(values[:, chosen], dtype=float)
-    if not len(values):
-        raise TableError(f"{path}: there is no row of data.")
-    bad = np.argwhere(~np.isfinite(values))
-    if bad.size:
-        row, column = bad[0]
+def _checked(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:
+    """Return the table, once its gaps are dealt with and its numbers are known to be finite."""
+    gaps = [_gaps(column) for column in cells.columns]
+    for name, column in zip(names, cells.columns, strict=True):
+        if column.dtype != object and np.isinf(column).any():
+            row = int(np.flatnonzero(np.isinf(column))[0])
+            raise TableError(f"{place}, {cells.place(row)}: column {name!r} is {column[row]}, not a finite number.")
+    if not len(names) or not len(cells.columns[0]):
+        raise TableError(f"{place}: there is no row of data.")
+    missing = np.any(gaps, axis=0)
+    if reading.gaps == "refuse" and missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        name = next(name for name, gap in zip(names, gaps, strict=True) if gap[row])
         raise TableError(
-            f"{path}, row {row + 1}: column {names[chosen[column]]!r} is {values[row, column]}; remove or fill such rows."
+            f"{place}, {cells.place(row)}: column {name!r} has no value, as have {missing.sum()} of {len(missing)} rows; fill "
+            "them, or leave these rows out with --drop-missing."
         )
-    return Table([names[j] for j in chosen], values)
+    columns = cells.columns
+    if reading.gaps == "drop":
+        columns = [column[~missing] for column in columns]
+        if not len(columns[0]):
+            raise TableError(f"{place}: every row has a missing cell; --drop-missing leaves none.")
+    if any(column.dtype == object for column in columns):
+        return Table(names, np.column_stack([column.astype(object) for column in columns]))
+    return Table(names, np.column_stack(columns))
 
 
-def _positions(path: Path, names: list[str], columns: list[str] | None) -> list[int]:
+def _gaps(column: np.ndarray) -> np.ndarray:
+    return np.isnan(column) if column.dtype != object else np.array([cell is None for cell in column], dtype=bool)
+
+
+def _positions(place: str, names: list[str] | None, width: int, *, columns: list[str] | None) -> list[int]:
+    """Return the positions of the columns that were asked for; of all, if they have names of their own."""
+    known = numbered(width) if names is None else names
     if columns is None:
-        return list(range(len(names)))
-    missing = [name for name in columns if name not in names]
+        if "" in known:
+            raise TableError(
+                f"{place}: column {known.index('') + 1} has no name; if it holds the numbers of rows, choose the others with "
+                f"--columns {','.join(name for name in known if name)}."
+            )
+        columns = known
+    missing = [name for name in columns if name not in known]
     if missing:
-        raise MissingColumnError(f"{path}: no column {_quoted(missing)}; there are {', '.join(names)}.", names)
-    ambiguous = [name for name in columns if names.count(name) > 1]
+        raise MissingColumnError(f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}.", known)
+    ambiguous = [name for name in dict.fromkeys(columns) if known.count(name) > 1]
     if ambiguous:
-        raise TableError(f"{path}: several columns are called {_quoted(ambiguous)}; rename them.")
-    return [names.index(name) for name in columns]
+        raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
+    repeated = _repeated(columns)
+    if repeated:
+        raise TableError(f"{place}: column {_quoted(repeated)} is named twice.")
+    return [known.index(name) for name in columns]
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
 def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _number(path: Path, line: int, name: str, cell: str) -> float:
-    if not _is_number(cell) or not np.isfinite(float(cell)):
-        shown = repr(cell) if cell.strip() else "empty"
-        raise TableError(f"{path}, line {line}: column {name!r} is {shown}, not a finite number; remove or fill such rows.")
-    return float(cell)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
