@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kexpfam.data.encoding import Columns
+from kexpfam.data.kinds import Atom
 from kexpfam.data.scaling import constant_columns
 
-__all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_targets"]
+__all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_kinds", "check_targets"]
 
 MANY_TIES, FEW_VALUES = 0.1, 0.9
 # A combination of standardised columns with less than this spread is constant: exactly, or up to the rounding of decimals.
@@ -47,6 +49,22 @@ def check_targets(
     if constant:
         warnings.warn(f"constant input column(s) {constant} say nothing about y and are ignored.", UserWarning, stacklevel=4)
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
+
+
+def check_kinds(values: np.ndarray, columns: Columns) -> None:
+    """Raise for columns of several kinds of which one cell is like all others, or whose spread is beyond double precision."""
+    constant = np.zeros(len(columns.kinds), bool)
+    for j, (kind, column) in enumerate(zip(columns.kinds, values.T, strict=True)):
+        seen = column[~np.isnan(column)]
+        constant[j] = len(np.unique(seen)) < 2
+        if isinstance(kind, Atom):
+            seen = seen[seen != kind.value]
+        if not kind.discrete and len(seen):
+            check_spread(seen[:, None], None if columns.names is None else [columns.names[j]])
+            constant[j] |= bool(constant_columns(seen[:, None])[0]) and len(seen) > 1
+    if np.any(constant):
+        found = _named(constant, columns.names)
+        raise ValueError(f"constant column(s) {found}: a constant has no density; remove them before fitting.")
 
 
 def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "column(s)") -> None:

@@ -1,5 +1,8 @@
 """The map between data units and model units, column by column, with its log-Jacobian."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +16,8 @@ __all__ = ["Scaling", "constant_columns", "heavy_tailed_columns", "most_normal_p
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges; of a million normal values the furthest is at 3.7, of a million exponential ones at 12.
 HEAVY_TAIL = 10.0
+# Exponentials of larger numbers overflow.
+LARGEST_LOGARITHM = 700.0
 # A power this close to 0 (or 2) is taken for its limit, the logarithm.
 SMALL_RATE = 1e-8
 
@@ -22,7 +27,8 @@ class Scaling(eqx.Module):
 
     ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In columns that are ``warped``, w is arcsinh: heavy tails
     become ordinary ones, so that a few far points neither set the scale nor fall off the base measure. In the others w is the
-    Yeo-Johnson transformation of that power, which takes out skewness; power 1, the default, is the identity.
+    Yeo-Johnson transformation of that power, which takes out skewness; power 1, the default, is the identity. In columns of
+    ``logs`` x stands for its logarithm.
 
     The maps take NumPy arrays or JAX arrays and give back what they were given.
     """
@@ -33,13 +39,18 @@ class Scaling(eqx.Module):
     spread: Float[AnyArray, " d"]
     powers: Float[AnyArray, " d"]
     warped: tuple[bool, ...] = eqx.field(static=True)
+    logs: tuple[bool, ...] = eqx.field(static=True, default=())
 
     @staticmethod
-    def standardising(values: np.ndarray, *, power: bool = False, weight: np.ndarray | None = None) -> "Scaling":
+    def standardising(
+        values: np.ndarray, *, power: bool = False, weight: np.ndarray | None = None, logs: tuple[bool, ...] = ()
+    ) -> "Scaling":
         """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1.
 
-        With ``power``, each column is first made as close to normal as a Yeo-Johnson transformation can make it.
+        With ``power``, each column is first made as close to normal as a Yeo-Johnson transformation can make it. Those of
+        ``logs`` stand for their logarithms.
         """
+        values = _logarithms(values, logs)
         constant = constant_columns(values)
         shift, scale = weighted_mean(values, weight), np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight)))
         powers = np.ones(values.shape[1])
@@ -55,7 +66,7 @@ class Scaling(eqx.Module):
         moved = warped | (powers != 1.0)
         centre = np.where(moved, weighted_mean(u, weight), 0.0)
         spread = np.where(moved, np.sqrt(weighted_variance(u, weight)), 1.0)
-        return Scaling(shift, scale, centre, spread, powers, warped=tuple(bool(column) for column in warped))
+        return Scaling(shift, scale, centre, spread, powers, warped=tuple(map(bool, warped)), logs=logs)
 
     @staticmethod
     def plain(values: np.ndarray, *, weight: np.ndarray | None = None) -> "Scaling":
@@ -64,16 +75,29 @@ class Scaling(eqx.Module):
         zeros, ones = np.zeros(values.shape[1]), np.ones(values.shape[1])
         return Scaling(weighted_mean(values, weight), scale, zeros, ones, ones, warped=(False,) * values.shape[1])
 
+    @staticmethod
+    def joined(parts: "Sequence[Scaling]") -> "Scaling":
+        """Return one scaling of the columns of several."""
+        names = ("shift", "scale", "centre", "spread", "powers")
+        arrays: Any = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        warped = tuple(column for part in parts for column in part.warped)
+        return Scaling(**arrays, warped=warped, logs=tuple(column for part in parts for column in part.log_columns))
+
     @property
     def width(self) -> int:
         """Return the number of columns."""
         return self.shift.shape[0]
 
+    @property
+    def log_columns(self) -> tuple[bool, ...]:
+        """Return of each column whether its logarithm is scaled."""
+        return self.logs or (False,) * self.width
+
     @np.errstate(over="ignore")  # infinity is the right place for what is too far out
     def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
         """Return the rows in model units."""
         xp = values.__array_namespace__()
-        scaled = (values - self.shift) / self.scale
+        scaled = (_logarithms(values, self.logs) - self.shift) / self.scale
         u = _yeo_johnson(scaled, self.powers)
         u = xp.where(xp.asarray(self.warped), xp.arcsinh(scaled), u) if any(self.warped) else u
         return (u - self.centre) / self.spread
@@ -84,17 +108,35 @@ class Scaling(eqx.Module):
         w = self.centre + self.spread * values
         u = _inverse_yeo_johnson(w, self.powers)
         u = xp.where(xp.asarray(self.warped), xp.sinh(w), u) if any(self.warped) else u
-        return self.shift + self.scale * u
+        x = self.shift + self.scale * u
+        if not any(self.logs):
+            return x
+        logs = xp.asarray(self.logs)
+        return xp.where(logs, xp.exp(xp.where(logs, xp.minimum(x, LARGEST_LOGARITHM), 0.0)), x)
 
     def log_jacobian(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
         """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
         xp = values.__array_namespace__()
-        u = (values - self.shift) / self.scale
+        return xp.sum(self.log_jacobians(values), axis=1)
+
+    def log_jacobians(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
+        """Return ``log |dz/dx|`` of each column of each row."""
+        xp, x = values.__array_namespace__(), _logarithms(values, self.logs)
+        u = (x - self.shift) / self.scale
         stretch = (_rates(u, self.powers) - 1.0) * xp.log1p(xp.abs(u))
         if any(self.warped):
             # log of sqrt(1 + u^2), which u^2 must not overflow.
             stretch = xp.where(xp.asarray(self.warped), -xp.log(xp.hypot(xp.ones_like(u), u)), stretch)
-        return xp.sum(stretch - xp.log(self.scale) - xp.log(self.spread), axis=1)
+        stretch = stretch - xp.log(self.scale) - xp.log(self.spread)
+        return xp.where(xp.asarray(self.logs), stretch - x, stretch) if any(self.logs) else stretch
+
+
+def _logarithms(values: Float[AnyArray, "n d"], logs: tuple[bool, ...]) -> Float[AnyArray, "n d"]:
+    """Return the values, some columns as their logarithms."""
+    if not any(logs):
+        return values
+    xp, chosen = values.__array_namespace__(), np.asarray(logs)
+    return xp.where(chosen, xp.log(xp.where(chosen, values, 1.0)), values)
 
 
 def most_normal_power(column: np.ndarray, weight: np.ndarray | None = None) -> float:

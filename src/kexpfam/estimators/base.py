@@ -95,6 +95,24 @@ class Estimator(FrameOutput, Shown, abc.ABC):
     def _names(self) -> list[str] | None:
         return getattr(self, "column_names_", None)
 
+    def _validated(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
+        """Return the rows as finite numbers; ``reset`` for those of a fit."""
+        least = FEWEST_ROWS if reset else 1
+        return validate_data(self, as_table(X), dtype=np.float64, reset=reset, ensure_min_samples=least)
+
+    def _validated_pair(self, X: ArrayLike, y: ArrayLike | None, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and targets as finite numbers; ``reset`` for those of a fit."""
+        numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
+        least, y = FEWEST_ROWS if reset else 1, None if y is None else as_table(y)
+        return validate_data(self, as_table(X), y, **numeric, reset=reset, ensure_min_samples=least)
+
+    def _log_density(self, density: AbstractDensity, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
+        return scores(density, targets, *X)
+
+    def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
+        """Return numbers as cells of the table that was fitted to; means of integers are not ``whole``."""
+        return values
+
     @contextlib.contextmanager
     def _fitting(self) -> Iterator[Listener | None]:
         """Give a fit its listener, float64 and the compilation cache."""
@@ -163,7 +181,7 @@ class DensityEstimator(DensityMixin, Estimator):
         A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
         """
         self._note_layout(X)
-        points = validate_data(self, as_table(X), dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        points = self._validated(X, reset=True)
         (points,) = self._counted(sample_weight, points)
         with self._fitting() as listener:
             return self._fit(points, listener)
@@ -171,7 +189,7 @@ class DensityEstimator(DensityMixin, Estimator):
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row, in the data's own units; -inf off a bounded support."""
         points = self._checked_points(X)
-        return scores(self.density_, points)
+        return self._log_density(self.density_, points)
 
     def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(x)`` at one point as a pure function of JAX: jit it, differentiate it, vmap it over rows.
@@ -192,18 +210,18 @@ class DensityEstimator(DensityMixin, Estimator):
         k steps of HMC, which leaves the density itself invariant.
         """
         check_is_fitted(self, "density_")
-        draws = self._draws(self.density_, n_samples, random_state, refine)
+        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine))
         return self._rows_like(None, draws, self._names or numbered(draws.shape[1]))
 
     @property
     def training_data_(self) -> np.ndarray:
         """The rows the model was fitted to, in the data's own units."""
         check_is_fitted(self, "density_")
-        return self.density_.scaling.to_data(self._training)
+        return self._decoded(self.density_.scaling.to_data(self._training))
 
     def _checked_points(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
-        return validate_data(self, as_table(X), dtype=np.float64, reset=False)
+        return self._validated(X, reset=False)
 
 
 class ConditionalEstimator(Estimator):
@@ -222,9 +240,8 @@ class ConditionalEstimator(Estimator):
 
         A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
         """
-        numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
         self._note_layout(X, y)
-        rows, targets = validate_data(self, as_table(X), as_table(y), **numeric, ensure_min_samples=FEWEST_ROWS)
+        rows, targets = self._validated_pair(X, y, reset=True)
         self._flat_targets = targets.ndim == 1
         rows, targets = self._counted(sample_weight, rows, targets.astype(np.float64).reshape(len(rows), -1))
         with self._fitting() as listener:
@@ -240,7 +257,7 @@ class ConditionalEstimator(Estimator):
     def score_samples(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf off a bounded support."""
         X, targets = self._checked_rows(X, y)
-        return scores(self.density_, targets, X)
+        return self._log_density(self.density_, targets, X)
 
     def log_prob(self, x: Float[AnyArray, "*p"], y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(y | x)`` at one x and y as a pure function of JAX: jit it, differentiate it, vmap it over rows.
@@ -262,15 +279,15 @@ class ConditionalEstimator(Estimator):
         ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
         the density itself invariant.
         """
-        draws = self._draws(self.density_, n_samples, random_state, refine, self._checked_features(X))
+        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, self._checked_features(X)))
         frame = self._draws_like(X, draws, self._target_names)
         if frame is not None:
             return frame
         return draws[:, :, 0] if self._flat_targets else draws
 
     def predict(self, X: ArrayLike) -> Any:
-        """Return the conditional mean of y; for a frame X, as a series or frame."""
-        mean = self.density_.mean(self._checked_features(X))
+        """Return the conditional mean of y, of labels the likeliest; for a frame X, as a series or frame."""
+        mean = self._decoded(self.density_.mean(self._checked_features(X)), whole=False)
         return self._rows_like(X, mean[:, 0] if self._flat_targets else mean, self._target_names)
 
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
@@ -334,12 +351,11 @@ class ConditionalEstimator(Estimator):
 
     def _checked_features(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
-        return validate_data(self, as_table(X), dtype=np.float64, reset=False)
+        return self._validated(X, reset=False)
 
     def _checked_rows(self, X: ArrayLike, y: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
         check_is_fitted(self, "density_")
-        X, y = as_table(X), None if y is None else as_table(y)
-        rows, targets = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, reset=False)
+        rows, targets = self._validated_pair(X, y, reset=False)
         targets = np.asarray(targets, dtype=np.float64).reshape(len(rows), -1)
         width = self._training_targets.shape[1]
         if targets.shape[1] != width:

@@ -13,7 +13,8 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.data.columns import check_columns, check_targets
+from kexpfam.data.columns import check_columns, check_kinds, check_targets
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import Sample
 from kexpfam.estimators.base import (
     ConditionalEstimator,
@@ -74,6 +75,10 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         whose f depends on few of them, a plain mixture and chains, or stacks them (see ``candidates_``).
     bounds : pair of float or of arrays of shape (n_features,), or None
         Lower and upper end of the support, in the data's own units: the density is 0 outside it.
+    columns : dict or None
+        The kinds of columns, by name or position: "real", "positive", "integer", "count", "category", "bounded:0:1",
+        "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``. Texts, booleans and categories of a frame are
+        categories; anything else is real unless it is named here. See ``docs/mixed-tables.md``.
     space : {"nystrom", "full", "random_features"}
         f on spread-out centres, on all training points, or on random features.
     n_centres : int
@@ -114,6 +119,8 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         The chosen settings of a kernel model and every setting tried.
     lengthscale_, rkhs_penalty_, base_
         What was chosen for the kernel model, or None.
+    columns_ : dict
+        The kind of each column, by name or position.
     n_features_in_ : int
 
     Examples
@@ -130,7 +137,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
 
     _stored = (
         *("density_", "_problem", "_training", "candidates_", "polish_", "solution_", "selection_"),
-        *("lengthscale_", "rkhs_penalty_", "base_"),
+        *("lengthscale_", "rkhs_penalty_", "base_", "_columns"),
     )
 
     def __init__(
@@ -141,6 +148,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         rkhs_penalty: float | None = None,
         base: str | AbstractMeasure | None = None,
         bounds: Sequence[ArrayLike] | None = None,
+        columns: dict | None = None,
         space: str = "nystrom",
         n_centres: int = 400,
         solver: str | Solver = "auto",
@@ -158,6 +166,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         self.rkhs_penalty = rkhs_penalty
         self.base = base
         self.bounds = bounds
+        self.columns = columns
         self.space = space
         self.n_centres = n_centres
         self.solver = solver
@@ -178,7 +187,11 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         if self.lengthscale is not None and not np.any(np.isfinite(self.lengthscale)):
             raise ValueError(f"lengthscale must be finite in one dimension at least; got {self.lengthscale}.")
         self._checked_solver(X.shape[1], 0)
-        check_columns(X, self._names)
+        self._hint(X, self.columns)
+        if self._columns.plain and not np.any(np.isnan(X)):
+            check_columns(X, self._names)
+        else:
+            check_kinds(X, self._columns)
         self._fit_model(X, np.zeros((len(X), 0)), listener)
         self._training = self.density_.scaling.to_model(X)
         warn_of_uncertain_normaliser(self.density_, X)
@@ -232,6 +245,12 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         Gaussian and chains (see ``candidates_``). Any other setting of the kernel's, or a solver, asks for a kernel model.
     bounds : pair of float or of arrays of shape (n_targets,), or None
         Lower and upper end of the support of y, in its own units: the density is 0 outside it.
+    columns : dict or None
+        The kinds of the columns of X, by name or position: "real", "positive", "integer", "count", "category", "bounded:0:1",
+        "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``. Texts, booleans and categories of a frame are
+        categories; anything else is real unless it is named here. See ``docs/mixed-tables.md``.
+    target_columns : dict, kind or None
+        The same for y; a kind alone is that of the only target.
     base_width : float or None
         Width of a Gaussian base, in standard deviations of the target.
     power : bool or None
@@ -270,6 +289,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         The chosen settings of a kernel model and every setting tried.
     lengthscale_, rkhs_penalty_, base_, condition_lengthscale_
         What was chosen for the kernel model, or None.
+    columns_, target_columns_ : dict
+        The kind of each column of X and of y, by name or position.
     n_features_in_ : int
 
     Examples
@@ -288,18 +309,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
     """
 
     _stored = (
-        *(
-            "density_",
-            "_problem",
-            "_training",
-            "_training_targets",
-            "_flat_targets",
-            "candidates_",
-            "polish_",
-            "solution_",
-            "selection_",
-        ),
-        *("lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "base_"),
+        *("density_", "_problem", "_training", "_training_targets", "_flat_targets", "candidates_", "polish_", "solution_"),
+        *("selection_", "lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "base_", "_columns", "_target_columns"),
     )
 
     def __init__(
@@ -311,6 +322,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         rkhs_penalty: float | None = None,
         base: str | AbstractMeasure | None = None,
         bounds: Sequence[ArrayLike] | None = None,
+        columns: dict | None = None,
+        target_columns: dict | str | AbstractKind | None = None,
         base_width: float | None = None,
         power: bool | None = None,
         n_centres: int | None = None,
@@ -329,6 +342,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         self.rkhs_penalty = rkhs_penalty
         self.base = base
         self.bounds = bounds
+        self.columns = columns
+        self.target_columns = target_columns
         self.base_width = base_width
         self.power = power
         self.n_centres = n_centres
@@ -347,7 +362,11 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         check_scale("lengthscale", self.lengthscale, ())
         check_scale("base_width", self.base_width, ())
         self._checked_solver(targets.shape[1], X.shape[1])
-        check_targets(X, targets, self._names, self._target_names)
+        self._hint(targets, self.target_columns)
+        if self._described.plain and self._columns.plain and not np.any(np.isnan(X)) and not np.any(np.isnan(targets)):
+            check_targets(X, targets, self._names, self._target_names)
+        else:
+            check_kinds(targets, self._described)
         self._fit_model(targets, X, listener)
         self.condition_lengthscale_ = (
             self.selection_.settings.condition_lengthscale if self.selection_ and self.solution_ else None

@@ -11,10 +11,13 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam import storage
+from kexpfam.data.kinds import AbstractKind, Bounded, Integer, Positive, Real
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.data.units import Units
 from kexpfam.data.weights import effective_rows
-from kexpfam.estimators.base import Estimator, check_scale, keys_from, one_of, shown, whole
+from kexpfam.estimators.base import check_scale, keys_from, one_of, shown, whole
+from kexpfam.estimators.reading import TableReader
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
 from kexpfam.fit.polish import Polish
@@ -41,9 +44,10 @@ from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
 from kexpfam.judge.stacking import diagnose_stack
 from kexpfam.model.density import Completion, Density, Inputs
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
+from kexpfam.model.ensemble import LawDensity, LearnedDensity, MixedDensity, Stack
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure, Box
+from kexpfam.model.mixed import Embedding, Wiring
 from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
@@ -80,7 +84,7 @@ class Posed(NamedTuple):
     density: Callable[[], AbstractDensity]
 
 
-class KernelModel(Estimator):
+class KernelModel(TableReader):
     """What both estimators are: candidates compete for the rows they have not seen, and a density is made of the best.
 
     The kernel model chooses its settings and has a solver find f and a sampler. A learned chain and a plain mixture stand
@@ -101,9 +105,11 @@ class KernelModel(Estimator):
         self._checked_solver(targets.shape[1], X.shape[1])
         self._problem = self.solution_ = self.selection_ = self.polish_ = None
         self.lengthscale_, self.rkhs_penalty_, self.base_ = None, None, None
-        inputs = Scaling.standardising(X, power=True, weight=self._weight)
+        inputs = self._inputs(X)
         rows, keys = Rows(targets, inputs.to_model(X), inputs, self._weight), keys_from(self.random_state, KEYS)
-        names = self._contenders(rows.effective, targets.shape[1], X.shape[1])
+        mixed = self._checked_kinds(targets)
+        bounded = not mixed and self._support(targets) is not None
+        names = self._contenders(rows.effective, targets.shape[1], X.shape[1], bounded=bounded, mixed=mixed)
         pose = {"kernel": self._pose_kernel, "mixture": self._pose_mixture, "chain": self._pose_chain}
         found = {name: pose[name](rows, keys, listener, alone=len(names) == 1) for name in names}
         posed = {name: candidate for name, candidate in found.items() if candidate is not None}
@@ -119,6 +125,32 @@ class KernelModel(Estimator):
         held_out = {name: candidate.held_out for name, candidate in posed.items() if candidate.held_out is not None}
         return compare(held_out, self._weight) if held_out else [Candidate(name, 1.0, np.nan, np.nan) for name in posed]
 
+    def _inputs(self, X: np.ndarray) -> Scaling:
+        """Return the map from conditions to model units; labels, angles, atoms and gaps are embedded in several numbers."""
+        kinds = self._columns.kinds if self.conditional else ()
+        numbers = all(isinstance(kind, Real | Positive | Bounded | Integer) for kind in kinds)
+        if numbers and not np.any(np.isnan(X)):
+            return Scaling.standardising(X, power=True, weight=self._weight, logs=_logs(kinds))
+        return Embedding.fitted(X, kinds, weight=self._weight)
+
+    def _is_mixed(self, targets: np.ndarray) -> bool:
+        """Return whether only a chain can be a density of them: not all are numbers, or some have gaps or open ends."""
+        kinds = self._described.kinds
+        numbers = all(isinstance(kind, Real | Positive | Bounded) for kind in kinds)
+        bounded = [kind for kind in kinds if isinstance(kind, Bounded)]
+        box = len(bounded) in (0, len(kinds)) and all(np.all(np.isfinite(kind.ends)) for kind in bounded)
+        return not (numbers and box) or bool(np.any(np.isnan(targets)))
+
+    def _support(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the lower and the upper ends of a box that all targets lie in, one row each, or None."""
+        kinds = self._described.kinds
+        if self.bounds is not None:
+            return checked_bounds(self.bounds, targets)
+        if not all(isinstance(kind, Bounded) for kind in kinds):
+            return None
+        low, high = np.array([kind.ends for kind in kinds]).T[:, None]
+        return low, high
+
     @property
     def _settled(self) -> bool:
         """Return whether the user asked for a kernel model by one of its settings."""
@@ -127,16 +159,16 @@ class KernelModel(Estimator):
         named = any(params.get(name) is not None for name in names)
         return named or self.solver != "auto" or params.get("space", "nystrom") != "nystrom"
 
-    def _contenders(self, rows: float, dim: int, condition_dim: int) -> tuple[str, ...]:
+    def _contenders(self, rows: float, dim: int, condition_dim: int, *, bounded: bool, mixed: bool) -> tuple[str, ...]:
         """Return the kinds of models that compete; settings that only one of them has are a choice of that one."""
-        if self.base == "chain":
+        if self.base == "chain" or mixed:
             return ("chain",)
         few = condition_dim == 0 and dim <= FEW_DIMS
         if self.base is not None or self._settled or rows < FEWEST_LEARNED_ROWS or (few and self.effort != "best"):
             return ("kernel",)
         if condition_dim:
             return ("kernel", "chain") if dim == 1 and rows <= MOST_CONDITIONAL_ROWS else ("chain",)
-        return ("kernel", "chain") if few else ("chain",) if self.bounds is not None else ("kernel", "mixture", "chain")
+        return ("kernel", "chain") if few else ("chain",) if bounded else ("kernel", "mixture", "chain")
 
     def _pose_kernel(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed | None:
         """Return the kernel model, once its settings are found; none if f would depend on too many coordinates."""
@@ -144,10 +176,11 @@ class KernelModel(Estimator):
         solver, seed = self._checked_solver(targets.shape[1], condition.shape[1]), seed_from(keys[0])
         fixed, integration = self._fixed(), self.integration or Integration()
         powers = (False, True) if fixed.power is None else (bool(fixed.power),)
-        scalings = {power: Scaling.standardising(targets, power=power, weight=weight) for power in powers}
+        logs = _logs(self._described.kinds)
+        scalings = {power: Scaling.standardising(targets, power=power, weight=weight, logs=logs) for power in powers}
         scaled = {power: Scaled.of(scaling, targets, condition, weight) for power, scaling in scalings.items()}
-        if self.bounds is not None:
-            low, high = checked_bounds(self.bounds, targets)
+        if (support := self._support(targets)) is not None:
+            low, high = support
             fixed = fixed._replace(base={p: Box(s.to_model(low)[0], s.to_model(high)[0]) for p, s in scalings.items()})
         mixture = self._proposal(scaled, solver, integration, seed)
         context = Context(fixed, self.search or Search(), integration, mixture, seed, listener)
@@ -183,7 +216,8 @@ class KernelModel(Estimator):
 
     def _pose_mixture(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a plain mixture of normals."""
-        scaling, seed = Scaling.standardising(rows.targets, weight=rows.weight), seed_from(keys[0])
+        logs = _logs(self._described.kinds)
+        scaling, seed = Scaling.standardising(rows.targets, weight=rows.weight, logs=logs), seed_from(keys[0])
         points = scaling.to_model(rows.targets)
         how: dict[str, Any] = {"seed": seed, "weight": rows.weight}
         shape = best_shape(points, **how)
@@ -194,14 +228,21 @@ class KernelModel(Estimator):
     def _pose_chain(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a learned chain."""
         targets, condition, inputs, weight = rows
-        settings, scaling = self.learned or EFFORTS[self.effort], Scaling.standardising(targets, weight=weight)
-        sample, support = Sample(scaling.to_model(targets), condition, weight), None
-        if self.bounds is not None:
-            support = np.concatenate([scaling.to_model(side) for side in checked_bounds(self.bounds, targets)])
-        place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", (sample, settings, support))
-        ensemble = learn(sample, settings, key=keys[4], support=support, report=listener, checkpoint=place)
+        settings, kinds = self.learned or EFFORTS[self.effort], self._described.kinds
+        # The tails of logarithms are thin: only links that know their kinds can see to that.
+        wired, support, wiring = self._is_mixed(targets) or any(_logs(kinds)), None, None
+        scaling = Units.of(targets, kinds, weight=weight) if wired else Scaling.standardising(targets, weight=weight)
+        sample = Sample(scaling.to_model(targets), condition, weight)
+        if isinstance(scaling, Units):
+            wiring = Wiring.of(scaling, sample.target)
+        elif (ends := self._support(targets)) is not None:
+            support = np.concatenate([scaling.to_model(side) for side in ends])
+        task = (sample, settings, support, wiring)
+        place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", task)
+        ensemble = learn(sample, settings, key=keys[4], support=support, wiring=wiring, report=listener, checkpoint=place)
         self.polish_ = ensemble.polish
-        density = LearnedDensity(ensemble.chain, scaling, Inputs.of(inputs, condition))
+        made: Any = MixedDensity if wired else LearnedDensity
+        density = made(ensemble.chain, scaling, Inputs.of(inputs, condition))
         return Posed(ensemble.held_out + scaling.log_jacobian(targets), lambda: density)
 
     def _proposal(
@@ -256,6 +297,20 @@ class KernelModel(Estimator):
         names = self.get_params(deep=False)
         return Fixed(**{name: names.get(name) for name in Fixed._fields})
 
+    def _checked_kinds(self, targets: np.ndarray) -> bool:
+        """Return whether only a chain can be the density, once nothing asks for another."""
+        mixed = self._is_mixed(targets)
+        if mixed and (self._settled or self.base not in (None, "chain")):
+            raise ValueError(
+                "columns that are not all real, or have missing cells, are learned by a chain: leave base, solver and the "
+                "kernel's settings alone."
+            )
+        if self.bounds is not None and not (self._described.plain and not mixed):
+            raise ValueError(
+                "bounds are for tables of real columns: say columns={...: 'bounded:0:1'} for those that have some."
+            )
+        return mixed
+
     def _checked_solver(self, target_dim: int, condition_dim: int) -> Solver:
         """Return the solver, once every setting is known to make sense."""
         one_of("kernel", self.kernel, KERNELS)
@@ -289,6 +344,11 @@ class KernelModel(Estimator):
     @abc.abstractmethod
     def _features(self) -> Features:
         """Return how many features f has."""
+
+
+def _logs(kinds: tuple[AbstractKind, ...]) -> tuple[bool, ...]:
+    """Return of each column whether its logarithm is modelled."""
+    return tuple(isinstance(kind, Positive) for kind in kinds) if any(isinstance(kind, Positive) for kind in kinds) else ()
 
 
 def checked_bounds(bounds: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

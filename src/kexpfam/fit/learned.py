@@ -20,7 +20,8 @@ from kexpfam.fit.loop import averaged, optimiser, run, scan, stepped
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status, check_at_least
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.model.chain import HEAD, Chain, keep_all
+from kexpfam.model.chain import AbstractChain, Chain, keep_all
+from kexpfam.model.mixed import MixedChain, Wiring
 from kexpfam.progress import Listener
 
 __all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn"]
@@ -135,7 +136,7 @@ EFFORTS = {
 class Ensemble(NamedTuple):
     """Stacked members, the log density of each row under those that did not see it (NaN where all did), and how it ended."""
 
-    chain: Chain
+    chain: AbstractChain
     held_out: np.ndarray
     status: Status
     trace: dict[str, np.ndarray]
@@ -167,8 +168,8 @@ class Progress(NamedTuple):
 class Player(eqx.Module):
     """A member in training: its weights, their moving average and the optimiser's moments."""
 
-    chain: Chain
-    average: Chain
+    chain: AbstractChain
+    average: AbstractChain
     moments: Any
 
 
@@ -177,7 +178,7 @@ class State(eqx.Module):
 
     step: Int[AnyArray, ""]
     players: Player
-    best: Chain
+    best: AbstractChain
     top: Float[AnyArray, " m"]
     stale: Int[AnyArray, " m"]
 
@@ -191,7 +192,7 @@ class Trainer(eqx.Module):
     epochs: int = eqx.field(static=True)
     top_rate: float = eqx.field(static=True)
 
-    def start(self, chain: Chain) -> State:
+    def start(self, chain: AbstractChain) -> State:
         """Return the state before the first epoch."""
         members, weights = len(chain.order), eqx.filter(chain, eqx.is_inexact_array)
         shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
@@ -244,15 +245,15 @@ class Trainer(eqx.Module):
 
         return scan(update, player, (rows, jr.split(drop_key, steps)))[0]
 
-    def cost(self, chain: Chain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
+    def cost(self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
         """Return the penalised negative log likelihood of some rows, some units dropped."""
         keep = 1.0 - self.settings.dropout
         thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
-        penalty = 0.5 * self.settings.rkhs_penalty * jnp.sum(chain.out[..., HEAD:] ** 2)
+        penalty = 0.5 * self.settings.rkhs_penalty * chain.penalty()
         scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
         return penalty.astype(jnp.float32) - jnp.mean(scores if counts is None else counts * scores)
 
-    def score(self, task: Task, chain: Chain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
+    def score(self, task: Task, chain: AbstractChain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
         """Return the log density of some rows."""
         return jnp.sum(
             chain.log_densities(task.target[rows], task.condition[rows], cells=self.settings.cells, thin=thin), axis=1
@@ -270,10 +271,14 @@ def learn(
     *,
     key: Key[Array, ""],
     support: Float[np.ndarray, "2 d"] | None = None,
+    wiring: Wiring | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Ensemble:
-    """Return an ensemble learned from a sample in model units; ``support`` are bounds of the targets, in these units too."""
+    """Return an ensemble learned from a sample in model units; ``support`` are bounds of the targets, in these units too.
+
+    A ``wiring`` says of what kinds the targets are, and knows their bounds.
+    """
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
     seed = seed_from(seed_key)
@@ -282,7 +287,12 @@ def learn(
     shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
     orders = np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
-    chain = Chain.draw(sample.condition.shape[1], orders, width=settings.hidden(dim), depth=settings.depth, seed=seed)
+    shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
+    chain: AbstractChain = (
+        Chain.draw(sample.condition.shape[1], orders, **shape)
+        if wiring is None
+        else MixedChain.draw(sample.condition.shape[1], orders, wiring, np.asarray(sample.target), **shape)
+    )
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
     epochs = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
@@ -295,12 +305,12 @@ def learn(
     result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     polish = None
-    if rows * dim <= settings.polished_rows:
+    if isinstance(best, Chain) and rows * dim <= settings.polished_rows:
         best, polish = polished(best, sample, kept, held, parts, settings.polish, settings.cells)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
-def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:
+def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:
     """Return the log density of each row under the members that did not see it; NaN where all did."""
     sums, counts = np.full(len(sample), -np.inf), np.zeros(len(sample))
     for k, rows in enumerate(held):

@@ -104,10 +104,10 @@ def _learned(
     for k, one in enumerate(jr.split(draw_key, len(density))):
         part = slice(k, None, len(density))
         rng, member = np.random.default_rng(np.asarray(jr.key_data(one))), density.members.member(k)
-        targets, log_q = member.sample(conditions[part], cells=CELLS, rng=rng)
-        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells).sum(1) for cells in (CELLS, 2 * CELLS))
-        error = max(error, float(np.abs(fine - coarse).max()))
-        ratios.append(log_q - fine)
+        targets, log_q, _ = member.sample(conditions[part], cells=CELLS, rng=rng)
+        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells) for cells in (CELLS, 2 * CELLS))
+        error = max(error, float(np.abs((fine - coarse)[:, member.integrated].sum(1)).max(initial=0.0)))
+        ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)
     kl = Estimate(float(ratio.mean()), float(ratio.std() / np.sqrt(len(ratio))), float(len(ratio)))
     advice = []

@@ -10,6 +10,7 @@ The residual has unit scale, so that one fixed set of cells resolves it however 
 the case of a condition of width zero, and :math:`p(y | x)` of a single target the chain of one link.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
@@ -24,7 +25,7 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 from kexpfam.model.networks import silu
 
-__all__ = ["HEAD", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
+__all__ = ["FEATURES", "HEAD", "AbstractChain", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
 
 # Gaussian bumps of the tilt, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps their whitening finite.
 BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4
@@ -56,11 +57,11 @@ class Residuals(NamedTuple):
 
 
 @lru_cache
-def residuals(cells: int, dtype: str = "float64") -> Residuals:
+def residuals(cells: int, dtype: str = "float64", thin: bool = False) -> Residuals:
     """Return so many cells of the residual; sums over them are integrals to an accuracy that grows exponentially with them."""
     t = np.linspace(-1.0, 1.0, 2 * cells + 1) * np.arcsinh(LAST / FINEST)
     edges, middles, step = FINEST * np.sinh(t[::2]), FINEST * np.sinh(t[1::2]), t[2] - t[0]
-    log_masses = log_base(middles) + np.log(FINEST * np.cosh(t[1::2]) * step)
+    log_masses = log_base(middles, thin=thin) + np.log(FINEST * np.cosh(t[1::2]) * step)
     return Residuals(*(part.astype(dtype) for part in (edges, log_masses, features(middles))))
 
 
@@ -83,10 +84,10 @@ def features(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n k"]:
     return xp.concatenate([xp.stack([linear, quadratic], axis=-1), bumps], axis=-1)
 
 
-def log_base(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """Return ``log b(r)``."""
-    shares, widths = (np.asarray(part, r.dtype) for part in (TAIL_SHARES, TAIL_WIDTHS))
-    parts = np.log(shares / widths) - 0.5 * (r[..., None] / widths) ** 2
+def log_base(r: Float[AnyArray, "*n"], *, thin: bool = False) -> Float[AnyArray, "*n"]:
+    """Return ``log b(r)``; with thin tails it has the two narrow normals alone."""
+    shares, widths = (np.asarray(part[: 2 if thin else None], r.dtype) for part in (TAIL_SHARES, TAIL_WIDTHS))
+    parts = np.log((shares / shares.sum() if thin else shares) / widths) - 0.5 * (r[..., None] / widths) ** 2
     return logsumexp(parts) - 0.5 * LOG_TWO_PI
 
 
@@ -98,18 +99,22 @@ class Told(NamedTuple):
     coefficients: Float[AnyArray, "*n k"]
     low: Float[AnyArray, "*n"] | None
     high: Float[AnyArray, "*n"] | None
+    thin: bool = False
 
     @classmethod
-    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None) -> "Told":
-        """Return what the outputs of a network say; a location outside the support is moved to its border."""
+    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, *, thin: bool = False) -> "Told":
+        """Return what the outputs of a network say; a location outside the support is moved to its border.
+
+        Residuals of logarithms and the like have ``thin`` tails: others would be astronomic in the data's units.
+        """
         xp = outputs.__array_namespace__()
         location, log_scale, free = outputs[..., 0], xp.clip(outputs[..., 1], *LOG_SCALES), outputs[..., HEAD:]
         coefficients = free / xp.sqrt(1.0 + xp.sum(free**2, axis=-1, keepdims=True) / LARGEST_NORM**2)
         if support is None:
-            return cls(location, log_scale, coefficients, None, None)
+            return cls(location, log_scale, coefficients, None, None, thin)
         low, high = support.astype(outputs.dtype)
         location, shrink = xp.clip(location, low, high), xp.exp(-log_scale)
-        return cls(location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink)
+        return cls(location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink, thin)
 
     def tilted(self, added: Float[AnyArray, "*n k"]) -> "Told":
         """Return the same with this added to the coefficients of the tilt."""
@@ -119,11 +124,12 @@ class Told(NamedTuple):
         """Return the log density of each target, which must lie in the support."""
         r = (y - self.location) * y.__array_namespace__().exp(-self.log_scale)
         tilt = (self.coefficients * features(r)).sum(axis=-1)
-        return log_base(r) - self.log_scale + tilt - logsumexp(self.exponents(cells))
+        return log_base(r, thin=self.thin) - self.log_scale + tilt - logsumexp(self.exponents(cells))
 
     def exponents(self, cells: int) -> Float[AnyArray, "*n m"]:
         """Return the log masses of the cells before they are normalised; a cell across a bound has the share that is inside."""
-        grid, dtype = residuals(cells, np.dtype(self.coefficients.dtype).name), self.coefficients.dtype
+        dtype = self.coefficients.dtype
+        grid = residuals(cells, np.dtype(dtype).name, self.thin)
         exponents = grid.log_masses + self.coefficients @ grid.features.T
         if self.low is None or self.high is None:
             return exponents
@@ -133,7 +139,8 @@ class Told(NamedTuple):
 
     def link(self, j: int) -> "Told":
         """Return what the j-th of several links is told."""
-        return Told(*(None if part is None else part[:, j] for part in self))
+        low, high = (None if side is None else side[:, j] for side in (self.low, self.high))
+        return Told(self.location[:, j], self.log_scale[:, j], self.coefficients[:, j], low, high, self.thin)
 
     def cells(self, cells: int) -> tuple[Float[AnyArray, "n edges"], Float[AnyArray, "n m"]]:
         """Return the edges of each row's cells, in residuals and within the bounds, and the cells' masses up to a factor."""
@@ -210,13 +217,55 @@ def keep_all(units: Float[AnyArray, "n w"], layer: int) -> Float[AnyArray, "n w"
 
 
 class Draws(NamedTuple):
-    """Targets drawn link by link, and their log density under the cells that they were drawn from."""
+    """Targets drawn link by link, their log density under the cells they were drawn from, and that of those known before."""
 
     targets: np.ndarray
     log_density: np.ndarray
+    log_weight: np.ndarray
 
 
-class Chain(eqx.Module):
+class AbstractChain(eqx.Module):
+    """A law of targets under a condition, link by link: what a fit learns and a density is made of."""
+
+    order: eqx.AbstractVar[Int[AnyArray, "*m d"]]
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Return the number of targets."""
+
+    @abc.abstractmethod
+    def member(self, k: int) -> "AbstractChain":
+        """Return one of several stacked members."""
+
+    @abc.abstractmethod
+    def penalty(self) -> Float[AnyArray, ""]:
+        """Return the sum of squares of what a fit keeps small: the weights of the coefficients of tilts."""
+
+    def within(self, support: Float[AnyArray, "*m 2 d"] | None) -> "AbstractChain":
+        """Return the chain with these bounds of its targets, in its own order; they are no weights, and are not learned.
+
+        Chains that know bounds already stay as they are.
+        """
+        return self
+
+    @property
+    def integrated(self) -> slice | list[int]:
+        """Return the links whose normaliser is an integral: sums over cells of whole numbers and labels are what they are."""
+        return slice(None)
+
+    @abc.abstractmethod
+    def log_densities(
+        self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"], *, cells: int, thin: Callable = keep_all
+    ) -> Float[AnyArray, "n d"]:
+        """Return the log density of every link, which sum to that of the row."""
+
+    @abc.abstractmethod
+    def sample(self, x: Float[np.ndarray, "n p"], *, cells: int, rng: np.random.Generator) -> Draws:
+        """Return one row of targets per condition."""
+
+
+class Chain(AbstractChain):
     """A law of targets under a condition, link by link; one member of an ensemble, or several stacked along a first axis.
 
     ``order`` says which column of the targets each link is about. The weights lie as inputs times outputs; those of the links
@@ -275,12 +324,14 @@ class Chain(eqx.Module):
         return Chain(*(None if part is None else part[k] for part in parts))
 
     def within(self, support: Float[AnyArray, "*m 2 d"] | None) -> "Chain":
-        """Return the chain with these bounds of its targets, in its own order; they are no weights, and are not learned."""
         return dataclasses.replace(self, support=support)
 
     def corrected(self, correction: Float[AnyArray, "*m u d k"]) -> "Chain":
         """Return the chain with this correction of its tilts."""
         return dataclasses.replace(self, correction=correction)
+
+    def penalty(self) -> Float[AnyArray, ""]:
+        return (self.out[..., HEAD:] ** 2).sum()
 
     def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
         """Return what the network sees: the condition, and the targets in the chain's order."""
@@ -338,7 +389,7 @@ class Chain(eqx.Module):
             entering += targets[:, j, None] * first[p + j]
         places = np.empty_like(self.order)
         places[self.order] = np.arange(dim)
-        return Draws(targets[:, places].astype(np.float64), log_density)
+        return Draws(targets[:, places].astype(np.float64), log_density, np.zeros(count))
 
     def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
         """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -76,10 +76,21 @@ class Distributions(eqx.Module):
 
     @staticmethod
     def mixture(parts: "Sequence[Distributions]", weights: Float[np.ndarray, " k"]) -> "Distributions":
-        """Return the mixture of distributions, row by row: exact, on the points of all of them."""
+        """Return the mixture of distributions, row by row: exact, on the points of all of them.
+
+        Where points repeat there may be a jump: the first of them has the level before it.
+        """
         points = np.sort(np.concatenate([part.points for part in parts], axis=1), axis=1)
-        levels = sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True))
-        return Distributions(points, np.asarray(levels) / np.sum(weights))
+        levels = np.asarray(sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True)))
+        repeated = points[:, 1:] == points[:, :-1]
+        if np.any(repeated):
+            before = sum(
+                weight * _interpolated(points, part.points, part.levels, side="left")
+                for weight, part in zip(weights, parts, strict=True)
+            )
+            first = np.concatenate([np.ones((len(points), 1), bool), ~repeated], axis=1)
+            levels = np.where(first, np.asarray(before), levels)
+        return Distributions(points, levels / np.sum(weights))
 
 
 class AbstractDensity(eqx.Module):
@@ -192,20 +203,22 @@ def _in_double(log_density: Callable, precision: np.dtype) -> Callable:
     return function
 
 
-def _interpolated(at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray) -> np.ndarray:
-    """Return each row's polygon at several places of that row; beyond its ends it is level."""
-    low, span = abscissae[:, :1], abscissae[:, -1:] - abscissae[:, :1]
-    # Rows are laid end to end, so that one search finds all segments.
-    start, count = 2.0 * np.arange(len(at))[:, None], abscissae.shape[1]
-    keys, wanted = start + (abscissae - low) / span, start + np.clip((at - low) / span, 0.0, 1.0)
-    place = np.searchsorted(keys.ravel(), wanted.ravel(), side="right").reshape(at.shape) - 1
-    place = np.clip(place - count * np.arange(len(at))[:, None], 0, count - 2)
+def _interpolated(
+    at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray, side: Literal["left", "right"] = "right"
+) -> np.ndarray:
+    """Return each row's polygon at several places of that row, from that side where it jumps; beyond its ends it is level."""
+    low, high, count = abscissae[:, :1], abscissae[:, -1:], abscissae.shape[1]
+    # Row by row: laid end to end, rows with far ends would leave no digits for their middles.
+    place = np.stack([np.searchsorted(row, wanted, side=side) for row, wanted in zip(abscissae, at, strict=True)])
+    place = np.clip(place - 1, 0, count - 2)
     (left, right), (bottom, top) = (
         (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
-    share = np.clip((at - left) / np.where(right > left, right - left, 1.0), 0.0, 1.0)
-    return bottom + share * (top - bottom)
+    # A jump at the very place is behind from the right, and still to come from the left.
+    share = np.where(right > left, (at - left) / np.where(right > left, right - left, 1.0), float(side == "right"))
+    inner = bottom + np.clip(share, 0.0, 1.0) * (top - bottom)
+    return np.where(at < low, ordinates[:, :1], np.where(at > high, ordinates[:, -1:], inner))
 
 
 def scores(density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " n"]:

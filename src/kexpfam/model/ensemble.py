@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,19 +12,24 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 
+from kexpfam.data.kinds import AbstractKind, Atom, Category, Periodic, Positive
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.chain import Chain
+from kexpfam.data.units import Units
+from kexpfam.model.chain import AbstractChain
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.model.mixed import MixedChain
 
-__all__ = ["CELLS", "LawDensity", "LearnedDensity", "Stack"]
+__all__ = ["CELLS", "LawDensity", "LearnedDensity", "MixedDensity", "Stack"]
 
 # Cells of the residual; twice as many change log densities by less than rounding shows.
 CELLS = 288
 # Probabilities in memory at a time.
 CHUNK_NUMBERS = 4_000_000
+# Points of distribution functions are kept below this, so that differences of them are numbers.
+LARGEST = 1e300
 # Draws behind the mean of several targets.
 MEAN_DRAWS = 512
 
@@ -34,7 +40,7 @@ class LearnedDensity(AbstractDensity):
     ``at`` is the condition of a density that was made by ``given``.
     """
 
-    members: Chain
+    members: AbstractChain
     scaling: Scaling
     inputs: Inputs
     at: Float[np.ndarray, " p"] | None = None
@@ -73,7 +79,7 @@ class LearnedDensity(AbstractDensity):
 
     def _inside(self, z: Float[AnyArray, "n d"]) -> Bool[AnyArray, " n"]:
         """Return which targets, in model units, lie in the support."""
-        first = self.members.member(0)
+        first: Any = self.members.member(0)
         if first.support is None:
             return np.ones(len(z), bool)
         ordered = z[:, first.order].astype(np.float32)
@@ -94,7 +100,7 @@ class LearnedDensity(AbstractDensity):
         return own.scaling.to_data(member.drawn(condition, levels, cells=CELLS))[0]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
-        first = self.members.member(0)
+        first: Any = self.members.member(0)
         return None if first.support is None else self.scaling.to_data(first.support[:, np.argsort(first.order)].astype(float))
 
     def draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +110,7 @@ class LearnedDensity(AbstractDensity):
         streams, targets, own = rng.spawn(len(self)), np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
         drawn = lambda member, k: member.sample(condition[owner == k], cells=CELLS, rng=streams[k])
         for k, draws in enumerate(self._of_members(drawn)):
-            targets[owner == k], own[owner == k] = draws
+            targets[owner == k], own[owner == k] = draws.targets, draws.log_density
         return targets, own
 
     def given(self, x: np.ndarray) -> "LearnedDensity":
@@ -115,8 +121,9 @@ class LearnedDensity(AbstractDensity):
             raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
         condition = self._conditions(X, 1)
         rows = np.concatenate([condition, np.zeros((len(condition), 1))], axis=1)
+        members: list[Any] = [self.members.member(k) for k in range(len(self))]
         parts = []
-        for member in map(self.members.member, range(len(self))):
+        for member in members:
             told = member.told(rows, member.units(rows)).link(0)
             edges, masses = told.cells(CELLS)
             points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
@@ -137,6 +144,75 @@ class LearnedDensity(AbstractDensity):
         if X is None:
             raise TypeError("this density has a condition: name the inputs X, or take given(x) first.")
         return self.inputs.to_model(X)
+
+
+class MixedDensity(LearnedDensity):
+    """The same of columns of several kinds; a row with missing cells has the density of the others."""
+
+    members: MixedChain
+    scaling: Units
+
+    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
+        z, condition = self.scaling.to_model(targets), self._conditions(X, len(targets))
+        rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
+        pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
+        return (np.concatenate(pieces) if pieces else np.zeros(0)) + self.scaling.log_jacobian(targets)
+
+    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+        if self.members.dim != 1:
+            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+        condition, wiring = self._conditions(X, 1), self.members.wiring
+        rows = np.concatenate([condition, np.zeros((len(condition), len(wiring.input_owners)))], axis=1)
+        parts = []
+        for member in map(self.members.member, range(len(self))):
+            points, levels = wiring.steps(wiring.told(member.outputs(rows)), 0, CELLS, atom=self._atom())
+            parts.append(Distributions(self._ordered(points), levels))
+        return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
+
+    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the mean of numbers, the likeliest label, the mean direction of angles: (rows, dimensions)."""
+        kinds = self.scaling.kinds
+        if len(kinds) == 1 and not isinstance(kinds[0], Category | Periodic):
+            return super().mean(X)
+        draws = self.sample(MEAN_DRAWS, X, key=jr.key(0))
+        draws = draws if self.conditional else draws[None]
+        return np.stack([_middle(draws[..., j], kind) for j, kind in enumerate(kinds)], axis=1)
+
+    def probabilities(self, X: np.ndarray | None = None) -> np.ndarray:
+        """Return the probability of each label of the single target, (rows, labels)."""
+        (kind,) = self.scaling.kinds
+        if not isinstance(kind, Category):
+            raise ValueError(f"only labels have a list of probabilities, and the target is {kind}.")
+        codes = np.arange(len(kind.levels), dtype=float)
+        upto = [part.cdf(np.tile(codes, (len(part), 1))) for part, _ in self._pieces(X)]
+        return np.diff(np.concatenate(upto), axis=1, prepend=0.0)
+
+    def _atom(self) -> float | None:
+        """Return the place of the atom among the other values, in the units of these."""
+        (kind,) = self.scaling.kinds
+        if not isinstance(kind, Atom):
+            return None
+        if isinstance(kind.rest, Positive):
+            return -np.inf
+        return float(Scaling.to_model(self.scaling, np.array([[kind.value]], float))[0, 0])
+
+    def _ordered(self, points: np.ndarray) -> np.ndarray:
+        """Return points of the single column in the data's units; the atom of a positive number is below all."""
+        with np.errstate(over="ignore"):
+            values = Scaling.to_data(self.scaling, points.reshape(-1, 1)).reshape(points.shape)
+        values = np.clip(values, -LARGEST, LARGEST)
+        (kind,) = self.scaling.kinds
+        return np.where(np.isneginf(points), kind.value, values) if isinstance(kind, Atom) else values
+
+
+def _middle(draws: np.ndarray, kind: AbstractKind) -> np.ndarray:
+    """Return the mean of draws along the last axis, or what stands for it where there is none."""
+    if isinstance(kind, Category):
+        return np.argmax((draws[..., None] == np.arange(len(kind.levels))).sum(axis=-2), axis=-1).astype(float)
+    if isinstance(kind, Periodic):
+        turn = 2.0 * np.pi / kind.period
+        return np.angle(np.exp(1j * turn * draws).mean(axis=-1)) / turn % kind.period
+    return draws.mean(axis=-1)
 
 
 class LawDensity(AbstractDensity):
