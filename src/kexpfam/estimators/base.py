@@ -106,7 +106,7 @@ class Estimator(FrameOutput, Shown, abc.ABC):
         least, y = FEWEST_ROWS if reset else 1, None if y is None else as_table(y)
         return validate_data(self, as_table(X), y, **numeric, reset=reset, ensure_min_samples=least)
 
-    def _log_density(self, density: AbstractDensity, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
+    def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         return scores(density, targets, *X)
 
     def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
