@@ -425,7 +425,6 @@ QUANTILE_LIKE = {
     "quantile": lambda model, x, y: model.quantile(x, 0.5),
     "interval": lambda model, x, y: model.interval(x),
     "cdf": lambda model, x, y: model.cdf(x, y),
-    "calibration": lambda model, x, y: model.diagnose(x, y),
 }
 
 

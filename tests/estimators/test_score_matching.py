@@ -233,7 +233,7 @@ def test_the_losses_of_folds_are_fits_without_them(small):
     points, _, scores = small
     basis, penalties = Basis.of_derivatives(KERNEL, points[:4]), np.array([1.0, PENALTY])
     folds = folds_of(points, 3, seed=0)
-    table = fold_losses(basis, points, scores, folds, penalties)
+    table = fold_losses(basis, Sample.unconditional(points), scores, folds, penalties)
     for row, fold in zip(table, folds, strict=True):
         weights = basis.quadratic(points[~fold], scores[~fold]).path(penalties)
         np.testing.assert_allclose(row, basis.quadratic(points[fold], scores[fold]).losses(weights), rtol=1e-6)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Weighted",
     "checked_weights",
+    "counted_mean",
     "distinct_rows",
     "drawn_rows",
     "effective_rows",
@@ -71,6 +72,14 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
     if not np.any(weight > 0.0):
         raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
     return weight
+
+
+def counted_mean(values: np.ndarray, given: ArrayLike | None) -> float:
+    """Return the mean of the rows that count, by weights as a user gives them."""
+    weight = checked_weights(given, len(values))
+    if weight is None:
+        return float(np.mean(values))
+    return float(np.average(values[weight > 0.0], weights=weight[weight > 0.0]))
 
 
 def is_whole(weight: np.ndarray) -> bool:

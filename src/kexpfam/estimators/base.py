@@ -24,10 +24,11 @@ from kexpfam.cache import use_compilation_cache
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
-from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
+from kexpfam.data.weights import Weighted, checked_weights, counted_mean, effective_rows, is_whole
+from kexpfam.estimators.messages import numbers_of, shown
 from kexpfam.estimators.output import FrameOutput
+from kexpfam.estimators.predictive import Predictive
 from kexpfam.estimators.showing import Shown
-from kexpfam.judge.calibration import Calibration, calibrate
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
@@ -48,7 +49,6 @@ __all__ = [
     "key_from",
     "keys_from",
     "listening",
-    "mean_score",
     "one_of",
     "shown",
     "warn_of_uncertain_normaliser",
@@ -57,7 +57,6 @@ __all__ = [
 
 FEWEST_ROWS = 10
 # Characters of a value that an error message repeats.
-MOST_SHOWN = 80
 Seed = int | np.integer | np.random.RandomState | None
 
 
@@ -86,7 +85,7 @@ class Estimator(FrameOutput, Shown, abc.ABC):
     conditional: ClassVar[bool]
     _stored: tuple[str, ...]
     _training: np.ndarray
-    _weight: np.ndarray | None
+    _weight: np.ndarray | None = None
     density_: Any
     # What the files of all estimators hold, whatever else they do.
     _shared: ClassVar[tuple[str, ...]] = ("_weight",)
@@ -201,7 +200,7 @@ class DensityEstimator(DensityMixin, Estimator):
 
     def score(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> float:
         """Return the mean log density of the rows, by their weights if there are any."""
-        return mean_score(self.score_samples(X), sample_weight)
+        return counted_mean(self.score_samples(X), sample_weight)
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see ``set_output``).
@@ -224,10 +223,11 @@ class DensityEstimator(DensityMixin, Estimator):
         return self._validated(X, reset=False)
 
 
-class ConditionalEstimator(Estimator):
+class ConditionalEstimator(Predictive, Estimator):
     """The face of a conditional density ``p(y | x)``."""
 
     conditional: ClassVar[bool] = True
+    _shared: ClassVar[tuple[str, ...]] = ("_weight", "_conformal")
     _training_targets: np.ndarray
     _flat_targets: bool
 
@@ -245,7 +245,7 @@ class ConditionalEstimator(Estimator):
         self._flat_targets = targets.ndim == 1
         rows, targets = self._counted(sample_weight, rows, targets.astype(np.float64).reshape(len(rows), -1))
         with self._fitting() as listener:
-            self._training, self._training_targets = rows, targets
+            self._training, self._training_targets, self._conformal = rows, targets, None
             return self._fit(self._training, self._training_targets, listener)
 
     def __sklearn_tags__(self) -> Tags:
@@ -269,7 +269,7 @@ class ConditionalEstimator(Estimator):
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the mean of ``log p(y | x)`` over the rows, by their weights if there are any."""
-        return mean_score(self.score_samples(X, y), sample_weight)
+        return counted_mean(self.score_samples(X, y), sample_weight)
 
     def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
@@ -289,26 +289,6 @@ class ConditionalEstimator(Estimator):
         """Return the conditional mean of y, of labels the likeliest; for a frame X, as a series or frame."""
         mean = self._decoded(self.density_.mean(self._checked_features(X)), whole=False)
         return self._rows_like(X, mean[:, 0] if self._flat_targets else mean, self._target_names)
-
-    def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
-        """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only."""
-        X, wanted = self._checked_features(X), np.atleast_1d(_numbers(levels))
-        if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {shown(levels)}.")
-        found = self.density_.quantile(wanted, X)
-        return found[:, 0] if np.ndim(levels) == 0 else found
-
-    def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
-        """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only."""
-        if np.ndim(coverage) or not 0.0 < _numbers(coverage) < 1.0:
-            raise ValueError(f"coverage must lie strictly between 0 and 1, got {shown(coverage)}.")
-        return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
-
-    def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Return ``P(Y <= y | x)`` of each row; 1-D y only."""
-        X, targets = self._checked_rows(X, y)
-        with np.errstate(over="ignore"):  # a point too far out for the arithmetic is at infinity
-            return self.density_.cdf(targets, X)
 
     def given(self, x: ArrayLike) -> "GivenDensity":
         """Return the density of y under one condition, as an object of its own."""
@@ -362,14 +342,6 @@ class ConditionalEstimator(Estimator):
             raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
         return rows, targets
 
-    def _calibration(self, X: ArrayLike | None, y: ArrayLike | None, *, key: Key[Array, ""]) -> Calibration | None:
-        if X is None:
-            return None
-        X, targets = self._checked_rows(X, y)
-        if targets.shape[1] > 1:
-            raise ValueError("calibration is for targets of one dimension: call diagnose() without X and y.")
-        return calibrate(self.density_, X, targets, key=key)
-
 
 class GivenDensity:
     """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
@@ -415,20 +387,6 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def mean_score(scores: np.ndarray, sample_weight: ArrayLike | None) -> float:
-    """Return the mean of the rows that count."""
-    weight = checked_weights(sample_weight, len(scores))
-    if weight is None:
-        return float(np.mean(scores))
-    return float(np.average(scores[weight > 0.0], weights=weight[weight > 0.0]))
-
-
-def shown(value: Any) -> str:
-    """Return a value as an error message shows it: on one line, and not much of it."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
-
-
 def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | None]:
     """Return a context manager around the listener that ``progress`` asks for."""
     if not isinstance(progress, bool | None) and not callable(progress):
@@ -444,19 +402,11 @@ def one_of(name: str, value: Any, known: Collection[str]) -> None:
         )
 
 
-def _numbers(value: Any) -> np.ndarray:
-    """Return a value as numbers, or NaN where it is none."""
-    try:
-        return np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
-        return np.array(np.nan)
-
-
 def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
     """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
     if value is None:
         return
-    numbers = _numbers(value)
+    numbers = numbers_of(value)
     fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
     if numbers.shape not in shapes or not fine:
         raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}.")

@@ -76,7 +76,7 @@ class MixtureEstimator(ConditionalEstimator):
     def diagnose(self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0) -> SearchDiagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
-        return SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state)))
+        return self._repaired(SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state))))
 
 
 class LeastSquaresConditional(MixtureEstimator):

@@ -283,7 +283,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
         worst = Estimate(float(weighted_mean(partitions, self._weight)), float(errors.max()), np.inf)
         verdict, advice = judge(status, worst, 0.0, fit, calibration, conditional=True, settings=settings)
         facts = (status, True, worst, 0.0, fit.kl, fit.draws.folds, fit.share, None, calibration, None)
-        return Diagnosis(*facts, verdict, advice)
+        return self._repaired(Diagnosis(*facts, verdict, advice))
 
     def _check_settings(self, width: int, equations: int) -> None:
         if not isinstance(self.base, AbstractMeasure):

@@ -15,7 +15,8 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import DensityEstimator, Seed, key_from
 from kexpfam.estimators.showing import remembered
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.calibration import Calibration, JointCalibration
+from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.progress import Listener
 
@@ -63,11 +64,12 @@ class SearchDiagnosis(AbstractDiagnosis):
 
     verdict: str
     selection: GridSearch
-    calibration: Calibration | None
+    calibration: Calibration | JointCalibration | None
     advice: tuple[str, ...]
+    repair: Conformal | None = None
 
     @staticmethod
-    def of(selection: GridSearch, calibration: Calibration | None = None) -> "SearchDiagnosis":
+    def of(selection: GridSearch, calibration: Calibration | JointCalibration | None = None) -> "SearchDiagnosis":
         """Return the diagnosis: good, unless the best setting may lie beyond the grid."""
         edge = selection.on_edge
         advice = (f"{' and '.join(edge)} chosen at an end of the grid: a better value may lie beyond it.",) if edge else ()

@@ -387,7 +387,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         """Return what can be known about the quality of the fit; with held-out X and y, its calibration too."""
         check_is_fitted(self, "density_")
         key = key_from(random_state)
-        return self._diagnosed(self._calibration(X, y, key=key), settings, key)
+        return self._repaired(self._diagnosed(self._calibration(X, y, key=key), settings, key))
 
     def _features(self) -> Features:
         rank = Features().condition_rank if self.n_centres is None else (self.n_centres, self.n_centres)

@@ -39,7 +39,7 @@ from kexpfam.fit.select import (
 from kexpfam.fit.stack import Candidate, compare
 from kexpfam.integrate.nodes import Integration, seed_from, uses_grid
 from kexpfam.integrate.partition import log_partition
-from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
 from kexpfam.judge.stacking import diagnose_stack
 from kexpfam.model.density import Completion, Density, Inputs
@@ -276,7 +276,9 @@ class KernelModel(TableReader):
         estimate = log_partition(tilt, sampler.reference, data, **options)
         return Density(tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion)
 
-    def _diagnosed(self, calibration: Calibration | None, settings: Any, key: Key[Array, ""]) -> AbstractDiagnosis:
+    def _diagnosed(
+        self, calibration: Calibration | JointCalibration | None, settings: Any, key: Key[Array, ""]
+    ) -> AbstractDiagnosis:
         if not isinstance(settings, Judgement | None):
             raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
         parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)

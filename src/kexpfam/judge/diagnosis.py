@@ -17,8 +17,9 @@ from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import shortfall
 from kexpfam.fit.problem import Problem, Status, check_at_least
 from kexpfam.integrate.nodes import effective_share
-from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.certificate import Certificate, certify
+from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.metrics import Distance, mmd_squared
 from kexpfam.model.density import Density, Estimate, WeightedDraws
 
@@ -98,6 +99,7 @@ class AbstractDiagnosis(abc.ABC):
 
     verdict: str
     advice: tuple[str, ...]
+    repair: Conformal | None = None
 
     @abc.abstractmethod
     def lines(self) -> list[tuple[str, str]]:
@@ -105,7 +107,7 @@ class AbstractDiagnosis(abc.ABC):
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the report, the verdict first, as name and value."""
-        return [("verdict", self.verdict.upper()), *self.lines()]
+        return [("verdict", self.verdict.upper()), *self.lines(), *([] if self.repair is None else self.repair.lines())]
 
     def __str__(self) -> str:
         rows = [f"{name + ':':<28}{value}" for name, value in self.rows()]
@@ -141,10 +143,11 @@ class Diagnosis(AbstractDiagnosis):
     sampler_folds: bool
     effective_share: float
     sampler_mmd: Distance | None
-    calibration: Calibration | None
+    calibration: Calibration | JointCalibration | None
     certificate: Certificate | None
     verdict: str
     advice: tuple[str, ...]
+    repair: Conformal | None = None
 
     @property
     def duality_gap(self) -> float:
@@ -190,7 +193,7 @@ def diagnose(
     density: Density,
     training: np.ndarray,
     status: Status,
-    calibration: Calibration | None = None,
+    calibration: Calibration | JointCalibration | None = None,
     *,
     settings: Judgement | None = None,
     key: Key[Array, ""],
@@ -244,7 +247,7 @@ def judge(
     log_partition: Estimate,
     f_gap: float,
     fit: SamplerFit,
-    calibration: Calibration | None,
+    calibration: Calibration | JointCalibration | None,
     *,
     conditional: bool,
     settings: Judgement,

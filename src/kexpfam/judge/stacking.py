@@ -10,7 +10,8 @@ from jaxtyping import Array, Key
 from kexpfam.data.sample import Sample
 from kexpfam.fit.polish import Polish
 from kexpfam.fit.stack import Candidate
-from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.calibration import Calibration, JointCalibration
+from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.diagnosis import SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
 from kexpfam.model.density import LARGE_ERROR, Estimate
 from kexpfam.model.distributions import AbstractDensity
@@ -54,9 +55,10 @@ class StackDiagnosis(AbstractDiagnosis):
     candidates: tuple[Candidate, ...]
     kernel: Diagnosis | None
     learned: LearnedDiagnosis | None
-    calibration: Calibration | None
+    calibration: Calibration | JointCalibration | None
     verdict: str
     advice: tuple[str, ...]
+    repair: Conformal | None = None
 
     def lines(self) -> list[tuple[str, str]]:
         lines = [(one.name, str(one)) for one in self.candidates]
@@ -72,7 +74,7 @@ def diagnose_stack(
     candidates: Sequence[Candidate],
     kernel: Diagnosis | None,
     polish: Polish | None,
-    calibration: Calibration | None,
+    calibration: Calibration | JointCalibration | None,
     *,
     settings: Judgement | None,
     key: Key[Array, ""],
