@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-adapters check check-lowest reproduce reproduce-quick clean
+.PHONY: demo test test-slow test-adapters docs check check-lowest release-check reproduce reproduce-quick clean
 
 BIN := .venv/bin
 
@@ -35,6 +35,11 @@ check: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site, into site/: a warning is an error, and so is a link of a page that leads nowhere.
+docs: .venv/.installed
+	$(BIN)/sphinx-build -q -W --keep-going -E -b html docs site
+	$(BIN)/python docs/check_links.py site
+
 # The lower bounds of pyproject.toml are installed in an environment of their own, and a short walk is taken there.
 check-lowest:
 	python3 -m venv .venv-lowest
@@ -42,6 +47,18 @@ check-lowest:
 	.venv-lowest/bin/pip install -q -c .venv-lowest/lowest.txt .
 	KEXPFAM_CACHE=off .venv-lowest/bin/python tests/smoke.py
 	rm -rf .venv-lowest
+
+# What would be uploaded: a wheel built from the sdist, its metadata checked, installed into an empty environment and tried there.
+release-check:
+	rm -rf dist .venv-release
+	python3 -m venv .venv-release
+	.venv-release/bin/pip install -q build twine
+	.venv-release/bin/python -m build --outdir dist . > .venv-release/build.log || (cat .venv-release/build.log; false)
+	.venv-release/bin/twine check --strict dist/*
+	python3 -m venv .venv-release/empty
+	.venv-release/empty/bin/pip install -q dist/*.whl
+	cd .venv-release && KEXPFAM_CACHE=off empty/bin/python ../tests/smoke.py
+	rm -rf .venv-release
 
 # Every table and figure of the paper, cell by cell; cells that have a record are skipped. Hours, on two cores.
 reproduce: .venv/.installed
@@ -60,5 +77,5 @@ reproduce-quick: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-adapters .venv-lowest demo reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv .venv-adapters .venv-lowest .venv-release demo site dist reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

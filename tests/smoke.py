@@ -1,4 +1,4 @@
-"""A short walk through the library, run in an environment with the lowest versions that pyproject.toml allows."""
+"""A short walk through the library: with the lowest versions that pyproject.toml allows, and from a freshly built wheel."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def main() -> None:
     assert np.isfinite(KernelExpFamily(**GIVEN, solver=DDE(steps=2)).fit(X).score(X))
     assert model.plot() is not None
     subprocess.run([Path(sys.executable).with_name("kexpfam"), "--help"], check=True, stdout=subprocess.DEVNULL)
-    print(f"kexpfam {kexpfam.__version__} works with the lowest versions it allows.")
+    print(f"kexpfam {kexpfam.__version__} works here.")
 
 
 if __name__ == "__main__":

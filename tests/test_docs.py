@@ -17,9 +17,10 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SLOW_PAGES = (
     *("README.md", "docs/algorithms.md", "docs/conditional.md"),
     *("docs/dual-distributions.md", "docs/maximum-entropy.md", "docs/tutorial.md"),
+    *("docs/posterior.md", "docs/stacks.md"),
 )
 # What a module needs that may not be there.
-OPTIONAL = {"kexpfam.estimators.flow": "flowjax"}
+OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.estimators.flow": "flowjax"}
 
 
 def _blocks(page: str) -> list[str]:

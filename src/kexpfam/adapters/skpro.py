@@ -1,6 +1,7 @@
 """A probabilistic regressor of skpro, and the distribution that it predicts."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +27,13 @@ class KernelDistribution(BaseDistribution):
     density : density of one target, of a fitted ConditionalKernelExpFamily
     X : 2D array, one condition per row
     index, columns : pd.Index, optional
+
+    Examples
+    --------
+    >>> from kexpfam.adapters.skpro import KernelDistribution
+    >>> law = KernelDistribution(**KernelDistribution.get_test_params()[0])
+    >>> law.shape
+    (3, 1)
     """
 
     _tags = {
@@ -35,6 +43,8 @@ class KernelDistribution(BaseDistribution):
         "distr:paramtype": "nonparametric",
         "broadcast_init": "off",
     }
+    index: pd.Index
+    columns: pd.Index
 
     def __init__(self, density: AbstractDensity, X: np.ndarray, index: Any = None, columns: Any = None) -> None:
         self.density, self.X = density, X
@@ -45,8 +55,8 @@ class KernelDistribution(BaseDistribution):
         if index is None and columns is None and len(self._rows) == 1:
             self._shape: tuple[int, ...] = ()
             return
-        self._index = pd.RangeIndex(len(self._rows)) if index is None else index
-        self._columns = pd.RangeIndex(1) if columns is None else columns
+        self.index = pd.RangeIndex(len(self._rows)) if index is None else self.index
+        self.columns = pd.RangeIndex(1) if columns is None else self.columns
         self._shape = (len(self._rows), 1)
 
     def _pieces(self) -> Iterator[tuple[Distributions, slice]]:
@@ -88,9 +98,8 @@ class KernelDistribution(BaseDistribution):
     def _iloc(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
         if rowidx is not None and np.ndim(rowidx) == 0 and colidx is not None and np.ndim(colidx) == 0:
             return self._iat(rowidx, colidx)
-        chosen = np.arange(len(self._rows)) if rowidx is None else np.atleast_1d(np.asarray(rowidx))
-        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        columns = self.columns if colidx is None else self.columns.take(np.atleast_1d(np.asarray(colidx)))
+        chosen = _positions(rowidx, len(self._rows))
+        columns = self.columns.take(_positions(colidx, len(self.columns)))
         return KernelDistribution(self.density, self._rows[chosen], index=self.index.take(chosen), columns=columns)
 
     def _iat(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
@@ -101,9 +110,7 @@ class KernelDistribution(BaseDistribution):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Return the distributions that skpro's own checks are run on."""
-        rng = np.random.default_rng(0)
-        X = rng.normal(size=(40, 1))
-        density = _quick().fit(X, X[:, 0] + 0.3 * rng.normal(size=40)).density_
+        X, density = _example()
         return [{"density": density, "X": X[:3], "columns": pd.Index(["y"])}, {"density": density, "X": X[:1]}]
 
 
@@ -119,6 +126,12 @@ class KernelProbaRegressor(BaseProbaRegressor):
     ----------
     estimator_ : ConditionalKernelExpFamily
         The fitted estimator.
+
+    Examples
+    --------
+    >>> from kexpfam.adapters.skpro import KernelProbaRegressor
+    >>> regressor = KernelProbaRegressor()
+    >>> law = regressor.fit(X, y).predict_proba(X_new)  # doctest: +SKIP
     """
 
     _tags = {
@@ -156,6 +169,19 @@ class KernelProbaRegressor(BaseProbaRegressor):
 
 def _plain(X: pd.DataFrame) -> np.ndarray:
     return X.to_numpy(float)
+
+
+def _positions(index: Any, count: int) -> np.ndarray:
+    """Return the positions that an index of pandas' kind stands for."""
+    return np.atleast_1d(np.arange(count)[slice(None) if index is None else index])
+
+
+@lru_cache
+def _example() -> tuple[np.ndarray, AbstractDensity]:
+    """Return conditions and a density that skpro's own checks are run on."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 1))
+    return X, _quick().fit(X, X[:, 0] + 0.3 * rng.normal(size=40)).density_
 
 
 def _quick(**settings: Any) -> ConditionalKernelExpFamily:

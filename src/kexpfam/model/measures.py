@@ -337,7 +337,9 @@ class Cells(AbstractMeasure):
     def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         cell_key, place_key = jr.split(key)
         # Inversion of the cumulative masses: one uniform number per draw, where a categorical would take one per cell.
-        cumulative = jnp.cumsum(jnp.exp(jnp.asarray(self.log_masses)))
+        # Masses that are constants of a program are summed on the host: the compiler is slow at it.
+        xp = self.log_masses.__array_namespace__()
+        cumulative = jnp.asarray(xp.cumsum(xp.exp(self.log_masses)))
         levels = jr.uniform(cell_key, (count,), cumulative.dtype) * cumulative[-1]
         index = jnp.clip(jnp.searchsorted(cumulative, levels, side="right"), 0, cumulative.size - 1)
         places = jnp.unravel_index(index, tuple(edge.size - 1 for edge in self.edges))

@@ -1,0 +1,64 @@
+"""What the site needs beyond Sphinx: formulas as MathML, which browsers typeset, and the reference of the command line."""
+
+import inspect
+import re
+from typing import Any
+
+import latex2mathml.converter
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+__all__ = ["setup"]
+
+
+def _inline(writer: HTML5Translator, node: nodes.math) -> None:
+    writer.body.append(latex2mathml.converter.convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(writer: HTML5Translator, node: nodes.math_block) -> None:
+    formula = latex2mathml.converter.convert(node.astext(), display="block")
+    writer.body.append(f'<div class="formula">{formula}</div>')
+    raise nodes.SkipNode
+
+
+class CommandLine(Directive):
+    """Every command with its arguments and options, from the program itself."""
+
+    def run(self) -> list[nodes.Node]:
+        import typer
+
+        from kexpfam.cli import app
+
+        lines: list[str] = []
+        for name, command in sorted(typer.main.get_command(app).commands.items()):
+            lines += [f"``kexpfam {name}``", "-" * (len(name) + 12), "", _plain(inspect.cleandoc(command.help or "")), ""]
+            for parameter in command.params:
+                lines += _entry(parameter)
+        section = nodes.section()
+        self.state.nested_parse(StringList(lines, source="kexpfam.cli"), 0, section, match_titles=True)
+        return section.children
+
+
+def _entry(parameter: Any) -> list[str]:
+    """Return one argument or option as an item of a definition list."""
+    if getattr(parameter, "hidden", False):
+        return []
+    shown = str(parameter.name).upper() if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+    return [f"``{shown}``", f"    {_plain(getattr(parameter, 'help', None) or '')}".rstrip() or "    \\", ""]
+
+
+def _plain(text: str) -> str:
+    """Return help without Rich's marks, as text that reStructuredText takes as it stands."""
+    text = re.sub(r"\[/?[a-z ]+\]", "", text)
+    return re.sub(r"\s+", " ", re.sub(r"([*`|_\\])", r"\\\1", text)) or "No description."
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the renderer and the directive."""
+    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    app.add_directive("command-line", CommandLine)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
