@@ -24,7 +24,7 @@ def write(path, content=b"new"):
 
 WRITERS = {
     "bytes": (write, lambda path: path.read_bytes() == b"new"),
-    "csv": (lambda path: write_csv(path, ["a"], [[1.0]]), lambda path: path.read_bytes() == b"a\r\n1.0\r\n"),
+    "csv": (lambda path: write_csv(path, ["a"], [[1.0]]), lambda path: path.read_bytes() == b"a\n1.0\n"),
     "model": (lambda path: save_tree(path, "new", {}, {}), lambda path: load_tree(path)[0] == "new"),
     "checkpoint": (
         lambda path: Checkpoint(path, "task").write({"x": np.ones(2)}),
@@ -102,12 +102,12 @@ def test_standard_output_is_written_into_wherever_it_leads(tmp_path, mode):
         "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
     )
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert piped.stdout == b"a\r\n1\r\n"
+    assert piped.stdout == b"a\n1\n"
     (tmp_path / "out.csv").write_bytes(b"before\n")
     with open(tmp_path / "out.csv", mode) as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     kept = b"before\n" if mode == "ab" else b""
-    assert (tmp_path / "out.csv").read_bytes() == kept + b"a\r\n1\r\n"
+    assert (tmp_path / "out.csv").read_bytes() == kept + b"a\n1\n"
     assert os.listdir(tmp_path) == ["out.csv"]
 
 

@@ -3,25 +3,23 @@
 Nothing heavy is imported before a command runs: help has to be there at once.
 """
 
+import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
 import kexpfam
 from kexpfam.files import written
+from kexpfam.reading import Columns, Training, built_in, model_rows, names_in, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
 from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from kexpfam.data.tables import Table
-
 __all__ = ["app", "main"]
 
+STANDARD_OUTPUT = Path("/dev/stdout")
 # The base of all that can be wrong with arguments; typer names only this kind of it in every version.
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 
@@ -29,6 +27,15 @@ USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 def _lines(heading: str, *commands: str) -> str:
     """Return what stands below a help text, a command on each line."""
     return "\n".join((heading, *(f"  kexpfam {command}" for command in commands)))
+
+
+def _table_output(path: Path | None) -> Path | None:
+    return None if path == Path("-") else path
+
+
+def _file_output(path: Path | None) -> Path | None:
+    """Return the path to write to; - is standard output, which is written into like any device."""
+    return STANDARD_OUTPUT if path == Path("-") else path
 
 
 # What to do, in the order in which one would, and what it is good for.
@@ -40,11 +47,16 @@ FIRST_STEPS = {
     "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
 }
 
-app = typer.Typer(name="kexpfam", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
-Data = Annotated[Path, typer.Argument(help="A .csv, .npy or .parquet file.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; default: standard output.")]
+Data = Annotated[
+    Path, typer.Argument(help="A .csv, .tsv, .txt, .npy or .parquet file, compressed or not; - is standard input.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", callback=_table_output, help="Where to write; default, or -: standard output."),
+]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 
@@ -61,6 +73,8 @@ def main() -> None:
         except USAGE_ERROR as error:
             context, message = getattr(error, "ctx", None), cast(Any, error).format_message()
             _say("error", f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.")
+        except BrokenPipeError:
+            _leave_quietly()
         except OSError as error:
             _say("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (ValueError, ImportError) as error:
@@ -72,6 +86,13 @@ def _say(kind: str, message: str) -> None:
     """Write one line to standard error."""
     colour = {"error": "red", "warning": "yellow"}[kind]
     typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {' '.join(message.split())}", err=True)
+
+
+def _leave_quietly() -> NoReturn:
+    """End because nobody reads any further, as ``head`` does after some lines: that is no error of anyone's."""
+    # What is still to be flushed at the end of the process must not fail a second time.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
 
 
 def _show_first_steps() -> None:
@@ -102,14 +123,24 @@ def start(
         "fit two-moons -o moons.kexpfam",
         "fit data.csv --columns a,b -o model.kexpfam",
         "fit data.csv --target y --features a,b -o model.kexpfam",
+        "fit data.csv --weight w --drop-missing -o model.kexpfam",
+        "fit - -o model.kexpfam < data.csv",
     )
 )
+@reads_tables
 def fit(
-    data: Annotated[str, typer.Argument(help="A .csv, .npy or .parquet file, or a built-in set: two-moons, rings or grid.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A .csv, .tsv, .txt, .npy or .parquet file, - for standard input, or a built-in set: two-moons, rings or grid."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="The model file to write.")],
+    reading: Any,
     columns: Annotated[str | None, typer.Option(help="Columns to use, comma-separated; default: all.")] = None,
     target: Annotated[str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to predict from; default: all but the target.")] = None,
+    weight: Annotated[str | None, typer.Option(help="The column of weights: a row of weight 2 counts twice.")] = None,
     solver: Annotated[
         str, typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all.")
     ] = "auto",
@@ -139,20 +170,21 @@ def fit(
         "checkpoint": checkpoint,
         "progress": not quiet and sys.stderr.isatty(),
     }
-    if target is not None:
-        estimator, said = _fit_conditional(*_training_pair(data, target, features, columns), settings)
-    elif features is not None:
-        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
-    else:
-        estimator, said = _fit_density(_training_table(data, columns, rows, seed), settings)
+    chosen = Columns(names_in(columns), names_in(target), names_in(features), weight)
+    table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
+    estimator, said = _fitted(table, settings)
     estimator.save(output)
-    tell(facts(estimator, output) if json else f"{said}; written to {output}")
+    tell(facts(estimator, output) if json else f"{said}; written to {output}", err=output == STANDARD_OUTPUT)
 
 
-@app.command(epilog=_lines("Example:", "score model.kexpfam new.csv -o scores.csv"))
+@app.command(
+    epilog=_lines("Examples:", "score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g")
+)
+@reads_tables
 def score(
     model: Model,
     data: Data,
+    reading: Any,
     columns: Annotated[
         str | None,
         typer.Option(help="What the model's columns are called in DATA, comma-separated; default: as in the fit."),
@@ -168,7 +200,7 @@ def score(
 
     estimator = _load(model)
     try:
-        rows = _rows(estimator, data, _split(columns))
+        rows = model_rows(estimator, data, names_in(columns), reading)
     except MissingColumnError as error:
         raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
     log_density = estimator.score_samples(*rows)
@@ -184,8 +216,10 @@ def score(
         "Examples:", "sample model.kexpfam -n 5000 -o draws.csv", "sample conditional.kexpfam --at new.csv -n 100 -o draws.csv"
     )
 )
+@reads_tables
 def sample(
     model: Model,
+    reading: Any,
     number: Annotated[int, typer.Option("--number", "-n", help="How many draws, of each row of --at if that is given.")] = 1000,
     at: Annotated[
         Path | None, typer.Option(help="A table of features to draw targets for, if the model is conditional.")
@@ -205,7 +239,7 @@ def sample(
         raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
     from kexpfam.data.tables import read_values
 
-    draws = estimator.sample(read_values(at, features), number, random_state=seed, refine=refine)
+    draws = estimator.sample(read_values(at, features, reading), number, random_state=seed, refine=refine)
     draws = draws.reshape(len(draws), number, len(targets))
     write_rows(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
 
@@ -213,7 +247,7 @@ def sample(
 @app.command(epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf"))
 def plot(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .png, .pdf or .svg file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="A .png, .pdf or .svg file.")],
     trace: Annotated[bool, typer.Option("--trace", help="Show the steps of the solver instead of the density.")] = False,
     seed: Seed = 0,
 ) -> None:
@@ -226,12 +260,14 @@ def plot(
     figure = plot_trace(estimator) if trace else plot_model(estimator, **seeded)
     with written(output) as file:
         figure.savefig(file, format=output.suffix[1:] or "png", dpi=150)
-    typer.echo(f"written to {output}")
+    typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
 @app.command(epilog=_lines("Examples:", "diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv"))
+@reads_tables
 def diagnose(
     model: Model,
+    reading: Any,
     data: Annotated[
         Path | None, typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model.")
     ] = None,
@@ -242,7 +278,7 @@ def diagnose(
     estimator = _load(model)
     if not estimator.conditional:
         _refuse_option("--data", data)
-    held_out = () if data is None else _rows(estimator, data)
+    held_out = () if data is None else model_rows(estimator, data, reading=reading)
     diagnosis = estimator.diagnose(*held_out, random_state=seed)
     tell(diagnosis.as_dict() if json else str(diagnosis))
 
@@ -250,18 +286,20 @@ def diagnose(
 @app.command(
     epilog=_lines("Examples:", "report model.kexpfam -o report.html", "report model.kexpfam --data held_out.csv -o report.html")
 )
+@reads_tables
 def report(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="The .html file to write.")],
+    reading: Any,
     data: Annotated[Path | None, typer.Option(help="Rows that the fit has not seen; default: the training rows.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Write one page on the model: verdict, columns, pictures, calibration, what matters; it opens anywhere."""
     _need_folder(output)
     estimator = _load(model)
-    held_out = () if data is None else _rows(estimator, data)
+    held_out = () if data is None else model_rows(estimator, data, reading=reading)
     page = estimator.report(output, *held_out, random_state=seed)
-    typer.echo(f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}")
+    typer.echo(f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}", err=output == STANDARD_OUTPUT)
 
 
 @app.command(
@@ -271,20 +309,26 @@ def report(
         "compare a.kexpfam b.kexpfam --data new.csv -o page.html",
     )
 )
+@reads_tables
 def compare(
     models: Annotated[list[Path], typer.Argument(help="Two model files or more.")],
     data: Annotated[Path, typer.Option(help="Rows that none of the models has seen.")],
+    reading: Any,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A .html file with pictures.")] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:
     """Put models side by side on held-out rows: log density with paired errors, calibration, CRPS, time to draw."""
+    if data == Path("-"):
+        raise ValueError("compare reads the rows once for each model: write standard input to a file first.")
     from kexpfam.report.comparison import compare_rows
 
     if output is not None:
         _need_folder(output)
     loaded = [_load(model) for model in models]
-    comparison = compare_rows(loaded, [_rows(one, data) for one in loaded], [str(model) for model in models], random_state=seed)
+    comparison = compare_rows(
+        loaded, [model_rows(one, data, reading=reading) for one in loaded], [str(model) for model in models], random_state=seed
+    )
     if output is not None:
         comparison.page().save(output)
     tell(comparison.as_dict() if json else str(comparison))
@@ -298,50 +342,21 @@ app.command(
 )(reproduce)
 
 
-def _fit_density(table: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
+def _fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str]:
     """Return the fitted model, and what there is to say of it."""
-    from kexpfam import KernelExpFamily
+    from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 
-    estimator = KernelExpFamily(**settings)
+    features, targets, weights = table
+    rows, what = [features.values], f"{len(features.names)} columns"
+    estimator: Any = KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
     # The names come first: what is wrong with a column is said by its name.
-    estimator.column_names_ = table.names
-    estimator.fit(table.values)
-    return estimator, summary(estimator, f"{len(table.names)} columns", table.values)
-
-
-def _fit_conditional(features: "Table", targets: "Table", settings: dict[str, Any]) -> tuple[Any, str]:
-    """Return the fitted model, and what there is to say of it."""
-    from kexpfam import ConditionalKernelExpFamily
-
-    estimator = ConditionalKernelExpFamily(**settings)
-    estimator.column_names_, estimator.target_names_ = features.names, targets.names
-    y = targets.values[:, 0] if len(targets.names) == 1 else targets.values
-    estimator.fit(features.values, y)
-    return estimator, summary(estimator, f"{', '.join(targets.names)} given {', '.join(features.names)}", features.values, y)
-
-
-def _training_table(data: str, columns: str | None, rows: int, seed: int) -> "Table":
-    from kexpfam.data.tables import Table, numbered, read_table
-    from kexpfam.datasets import SYNTHETIC
-
-    if data in SYNTHETIC:
-        if columns is not None:
-            raise ValueError(f"{data} is a built-in set; --columns is for files.")
-        values = SYNTHETIC[data]().sample(rows, random_state=seed)
-        return Table(numbered(values.shape[1]), values)
-    return read_table(Path(data), _split(columns))
-
-
-def _training_pair(data: str, target: str, features: str | None, columns: str | None) -> "tuple[Table, Table]":
-    from kexpfam.data.tables import read_parts
-    from kexpfam.datasets import SYNTHETIC
-
-    if columns is not None:
-        raise ValueError("--columns is for densities without a target; with --target use --features.")
-    if data in SYNTHETIC:
-        raise ValueError(f"{data} is a built-in set without a target; --target is for files.")
-    first, second = read_parts(Path(data), [_split(target) or []], _split(features))
-    return first, second
+    estimator.column_names_ = features.names
+    if targets is not None:
+        estimator.target_names_ = targets.names
+        rows.append(targets.values[:, 0] if len(targets.names) == 1 else targets.values)
+        what = f"{', '.join(targets.names)} given {', '.join(features.names)}"
+    estimator.fit(*rows, sample_weight=weights)
+    return estimator, summary(estimator, what, *rows)
 
 
 def _load(model: Path) -> Any:
@@ -359,34 +374,8 @@ def _refuse_option(name: str, value: Path | None) -> None:
         raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
 
 
-def _rows(estimator: Any, data: Path, columns: list[str] | None = None) -> "tuple[np.ndarray, ...]":
-    """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import read_table, read_values
-
-    features, targets = column_names(estimator)
-    known = [*features, *targets]
-    values = read_values(data, known) if columns is None else read_table(data, _in_order(columns, known)).values
-    return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
-
-
-def _in_order(columns: list[str], known: list[str]) -> list[str]:
-    """Return the user's names in the order of the model's: its own names find their places, others stand for them in turn."""
-    if sorted(columns) == sorted(known):
-        return known
-    if len(columns) != len(known):
-        raise ValueError(f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}.")
-    astray = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
-    if astray:
-        raise ValueError(f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}.")
-    return columns
-
-
 def _need_folder(output: Path) -> None:
     """Fail before the work, not after it, if the result could not be written."""
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.is_dir():
         raise ValueError(f"{output} is a folder; name a file.")
-
-
-def _split(columns: str | None) -> list[str] | None:
-    return None if columns is None else [name.strip() for name in columns.split(",")]

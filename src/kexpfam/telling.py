@@ -1,5 +1,6 @@
 """What commands say: to people in lines, to machines in JSON, and tables to files."""
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def column_names(estimator: Any) -> tuple[list[str], list[str]]:
     return features, getattr(estimator, "target_names_", None) or unnamed
 
 
-def tell(said: str | dict[str, Any], output: Path | None = None) -> None:
+def tell(said: str | dict[str, Any], output: Path | None = None, *, err: bool = False) -> None:
     """Write lines for people, or what machines read, to a file or to standard output."""
     if not isinstance(said, str):
         import json
@@ -59,7 +60,7 @@ def tell(said: str | dict[str, Any], output: Path | None = None) -> None:
 
         said = json.dumps(plain(said), indent=2, allow_nan=False, ensure_ascii=False)
     if output is None:
-        typer.echo(said)
+        typer.echo(said, err=err)
         return
     with written(output) as file:
         file.write(f"{said}\n".encode())
@@ -73,5 +74,6 @@ def write_rows(output: Path | None, names: list[str], rows: Collection[Collectio
         write_csv(output, names, rows)
         typer.echo(f"{len(rows)} rows written to {output}", err=True)
         return
-    for row in (names, *rows):
-        typer.echo(",".join(map(str, row)))
+    from kexpfam.data import tables
+
+    tables.write_rows(sys.stdout, names, rows)

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 from kexpfam.data import delimited, tables
 from kexpfam.data.tables import (
+    DroppedRowsWarning,
     MissingColumnError,
     Reading,
     Table,
@@ -270,7 +272,9 @@ class TestDialects:
     @pytest.mark.parametrize(("text", "name", "reading"), DIALECTS.values(), ids=DIALECTS)
     def test_the_table_is_the_same(self, tmp_path, reader, text, name, reading):
         encoding = "utf-8" if reading.encoding == "utf-8-sig" else reading.encoding
-        np.testing.assert_array_equal(read_table(csv_file(tmp_path, text, name, encoding), None, reading).values, VALUES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DroppedRowsWarning)
+            np.testing.assert_array_equal(read_table(csv_file(tmp_path, text, name, encoding), None, reading).values, VALUES)
 
     @pytest.mark.parametrize("packing", [gzip, bz2, lzma], ids=lambda module: module.__name__)
     @pytest.mark.parametrize("suffix", [".csv", ".npy", ".parquet"])
@@ -356,7 +360,8 @@ class TestGapsAndLabels:
         assert table.values[:, 1].tolist() == ["u", "v", None]
 
     def test_rows_with_gaps_are_dropped(self, tmp_path, reader):
-        table = read_table(csv_file(tmp_path, self.TEXT), None, Reading(gaps="drop", texts=True))
+        with pytest.warns(DroppedRowsWarning, match="2 of 3 rows have missing cells and are left out"):
+            table = read_table(csv_file(tmp_path, self.TEXT), None, Reading(gaps="drop", texts=True))
         assert table.values.tolist() == [[1.0, "u", 2.0]]
         with pytest.raises(TableError, match="every row has a missing cell"):
             read_table(csv_file(tmp_path, "a,b\n1,\n,2\n"), None, Reading(gaps="drop"))

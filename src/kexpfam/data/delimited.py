@@ -4,6 +4,7 @@ Two readers agree on what is good. pyarrow's is fast, runs on several cores and 
 library's is slow, knows the line of every cell, and is asked when the fast one finds fault.
 """
 
+import codecs
 import contextlib
 import csv
 import io
@@ -115,6 +116,7 @@ def _form(path: str, opened: Callable[[], BinaryIO], reading: Reading) -> _Form:
 
 
 def _text(opened: Callable[[], BinaryIO], reading: Reading) -> io.TextIOWrapper:
+    codecs.lookup(reading.encoding)  # raises before anything is open
     return io.TextIOWrapper(opened(), encoding=reading.encoding, newline="")
 
 

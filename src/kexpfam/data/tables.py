@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +20,7 @@ from kexpfam.files import written
 
 __all__ = [
     "STANDARD_STREAM",
+    "DroppedRowsWarning",
     "MissingColumnError",
     "Reading",
     "Table",
@@ -49,6 +51,10 @@ class MissingColumnError(TableError):
     def __init__(self, message: str, names: list[str]) -> None:
         super().__init__(message)
         self.names = names
+
+
+class DroppedRowsWarning(UserWarning):
+    """Rows of a file were left out, as was asked for."""
 
 
 class Table(NamedTuple):
@@ -126,9 +132,9 @@ def write_csv(path: Path, names: list[str], rows: Iterable[Collection[Any]]) -> 
         stream.detach()
 
 
-def write_rows(stream: io.TextIOBase, names: list[str], rows: Iterable[Collection[Any]], separator: str = ",") -> None:
+def write_rows(stream: Any, names: list[str], rows: Iterable[Collection[Any]], separator: str = ",") -> None:
     """Write a header and rows of cells to a stream; numbers as short as they come back bit for bit."""
-    writer = csv.writer(stream, delimiter=separator)
+    writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
     writer.writerow(names)
     if not isinstance(rows, np.ndarray):
         writer.writerows(rows)
@@ -254,6 +260,9 @@ def _checked(place: str, names: list[str], cells: Cells, reading: Reading) -> Ta
         columns = [column[~missing] for column in columns]
         if not len(columns[0]):
             raise TableError(f"{place}: every row has a missing cell; --drop-missing leaves none.")
+        if missing.any():
+            message = f"{place}: {missing.sum()} of {len(missing)} rows have missing cells and are left out."
+            warnings.warn(message, DroppedRowsWarning, stacklevel=2)
     if any(column.dtype == object for column in columns):
         return Table(names, np.column_stack([column.astype(object) for column in columns]))
     return Table(names, np.column_stack(columns))

@@ -1,0 +1,180 @@
+"""What commands read: the options that say how a table is read, and the columns that a model takes from it."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from kexpfam.telling import column_names
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kexpfam.data.tables import Reading, Table
+
+__all__ = ["Columns", "Training", "built_in", "kinds_of", "model_rows", "names_in", "reads_tables", "training"]
+
+PANEL = "How the table is read"
+# Characters that a shell makes hard to type.
+CHARACTERS = {"tab": "\t", r"\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "none": ""}
+
+
+class Training(NamedTuple):
+    """What a model is fitted to: features, targets if there are some, and the weights of rows if they have any."""
+
+    features: "Table"
+    targets: "Table | None"
+    weights: "np.ndarray | None"
+
+
+def _reading(
+    separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between cells: ';', tab, space, ...; default: found out.", rich_help_panel=PANEL),
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(help="The decimal mark, '.' or ','; default: found out.", rich_help_panel=PANEL)
+    ] = None,
+    quote: Annotated[
+        str, typer.Option(help="What stands around cells that hold separators, or none.", rich_help_panel=PANEL)
+    ] = '"',
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header", help="Whether the first row holds names; default: found out.", rich_help_panel=PANEL
+        ),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="The letters of the file: utf-8, latin-1, ...", rich_help_panel=PANEL)
+    ] = "utf-8",
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A word for missing cells beside NA, nan, null and the like; may be repeated.", rich_help_panel=PANEL
+        ),
+    ] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Leave out rows with missing cells.", rich_help_panel=PANEL)
+    ] = False,
+) -> "Reading":
+    """Return the record of these options."""
+    from kexpfam.data.delimited import MISSING, Reading
+
+    if decimal not in (None, ".", ","):
+        raise ValueError(f"--decimal is '.' or ',', got {decimal!r}.")
+    return Reading(
+        separator=None if separator is None else CHARACTERS.get(separator, separator),
+        decimal=decimal,
+        quote=CHARACTERS.get(quote, quote),
+        header=header,
+        encoding="utf-8-sig" if encoding == "utf-8" else encoding,
+        missing=(*MISSING, *(missing or ())),
+        gaps="drop" if drop_missing else "refuse",
+    )
+
+
+def reads_tables(command: Callable) -> Callable:
+    """Give a command the options that say how a table is read; it gets them as one record, ``reading``."""
+    own, options = inspect.signature(command), inspect.signature(_reading).parameters
+
+    @functools.wraps(command)
+    def reader(**given: Any) -> Any:
+        chosen = {name: given.pop(name) for name in options}
+        return command(**given, reading=_reading(**chosen))
+
+    kept = [parameter for name, parameter in own.parameters.items() if name != "reading"]
+    added = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in options.values()]
+    reader.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    reader.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *added]}
+    return reader
+
+
+class Columns(NamedTuple):
+    """The names that were given: of a density, of targets and their features, and of the weights."""
+
+    columns: list[str] | None
+    targets: list[str] | None
+    features: list[str] | None
+    weight: str | None
+
+
+def training(data: Path, chosen: Columns, reading: "Reading") -> Training:
+    """Return what a model is fitted to; the features are all other columns unless they are named."""
+    from kexpfam.data.tables import read_parts, read_table
+
+    columns, targets, features, weight = chosen
+    if targets is not None and columns is not None:
+        raise ValueError("--columns is for densities without a target; with --target use --features.")
+    if targets is None and features is not None:
+        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
+    used = columns if targets is None else features
+    parts = [*([targets] if targets else []), *([[weight]] if weight else [])]
+    if not parts:
+        return Training(read_table(data, used, reading), None, None)
+    table, *rest = read_parts(data, parts, used, reading)
+    return Training(table, rest[0] if targets else None, rest[-1].values[:, 0] if weight else None)
+
+
+def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | None:
+    """Return rows of a built-in set, or None if there is none of that name."""
+    from kexpfam.datasets import SYNTHETIC
+
+    if name not in SYNTHETIC:
+        return None
+    from kexpfam.data.tables import Table, numbered
+
+    if chosen.targets is not None:
+        raise ValueError(f"{name} is a built-in set without a target; --target is for files.")
+    for option, value in (("--columns", chosen.columns), ("--features", chosen.features), ("--weight", chosen.weight)):
+        if value is not None:
+            raise ValueError(f"{name} is a built-in set; {option} is for files.")
+    values = SYNTHETIC[name]().sample(rows, random_state=seed)
+    return Training(Table(numbered(values.shape[1]), values), None, None)
+
+
+def model_rows(
+    estimator: Any, data: Path, columns: list[str] | None = None, reading: "Reading | None" = None
+) -> "tuple[np.ndarray, ...]":
+    """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
+    from kexpfam.data.tables import read_table, read_values
+
+    features, targets = column_names(estimator)
+    known = [*features, *targets]
+    if columns is None:
+        values = read_values(data, known, reading)
+    else:
+        values = read_table(data, _in_order(columns, known), reading).values
+    return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
+
+
+def names_in(columns: str | None) -> list[str] | None:
+    """Return the names in a list with commas between them."""
+    return None if columns is None else [name.strip() for name in columns.split(",")]
+
+
+def kinds_of(given: list[str] | None) -> dict[str, str]:
+    """Return the kinds of columns in ``share=bounded:0:1`` and the like, by name."""
+    kinds = {}
+    for text in given or ():
+        name, sign, kind = text.rpartition("=")
+        if not sign or not name.strip() or not kind.strip():
+            raise ValueError(f"--kind is a column and its kind, as in --kind share=bounded:0:1; got {text!r}.")
+        if name.strip() in kinds:
+            raise ValueError(f"--kind gives column {name.strip()!r} two kinds.")
+        kinds[name.strip()] = kind.strip()
+    return kinds
+
+
+def _in_order(columns: list[str], known: list[str]) -> list[str]:
+    """Return the user's names in the order of the model's: its own names find their places, others stand for them in turn."""
+    if sorted(columns) == sorted(known):
+        return known
+    if len(columns) != len(known):
+        raise ValueError(f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}.")
+    astray = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
+    if astray:
+        raise ValueError(f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}.")
+    return columns

@@ -1,0 +1,261 @@
+"""The command line and the tables that people have: forms of text, pipes, gaps, weights."""
+
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import kexpfam
+from kexpfam import KernelExpFamily, cli, reading
+from kexpfam.data.tables import DroppedRowsWarning
+from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
+
+FIXED = ["--solver", "exact", "--lengthscale", "1.0", "--rkhs-penalty", "0.01", "--quiet"]
+ROWS = 40
+VALUES = np.round(np.random.default_rng(0).normal(size=(ROWS, 2)), 3)
+FRAME = pd.DataFrame(VALUES, columns=["left", "right"])
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs the command line and returns its exit code, standard output and standard error."""
+
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["kexpfam", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped, warnings.catch_warnings():
+            warnings.simplefilter("always", DroppedRowsWarning)
+            cli.main()
+        return stopped.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def shell(command, folder, stdin=b""):
+    """Return what a line of the shell does, kexpfam being the one under test."""
+    program = f"{sys.executable} -c 'from kexpfam.cli import main; main()'"
+    line = re.sub(r"(?<!\.)kexpfam ", f"{program} ", command)
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], cwd=folder, input=stdin, capture_output=True, check=False)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tables")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    GaussianMixtureDensity(random_state=0).fit(FRAME).save(folder / "model.kexpfam")
+    return folder / "model.kexpfam"
+
+
+@pytest.fixture(scope="module")
+def conditional(folder):
+    ConditionalKernelDensity(random_state=0).fit(FRAME[["left"]], FRAME["right"]).save(folder / "conditional.kexpfam")
+    return folder / "conditional.kexpfam"
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return kexpfam.load(model).score_samples(FRAME)
+
+
+def scores(result):
+    code, out, _ = result
+    assert code == 0, result
+    return [float(line) for line in out.splitlines()[1:]]
+
+
+# The same table in the forms that programs and countries have, the file's name, and the options that it takes.
+FORMS = {
+    "semicolons and commas": (lambda f: f.to_csv(sep=";", decimal=",", index=False), "data.csv", []),
+    "told": (lambda f: f.to_csv(sep=";", decimal=",", index=False), "data.csv", ["--separator", ";", "--decimal", ","]),
+    "tabs": (lambda f: f.to_csv(sep="\t", index=False), "data.tsv", []),
+    "tabs, told": (lambda f: f.to_csv(sep="\t", index=False), "data.csv", ["--separator", "tab"]),
+    "spaces": (lambda f: f.to_csv(sep=" ", index=False), "data.txt", ["--separator", "space"]),
+    "single quotes": (lambda f: f.to_csv(quotechar="'", quoting=1, index=False), "data.csv", ["--quote", "'"]),
+    "no header": (lambda f: f.to_csv(header=False, index=False), "data.csv", []),
+    "no header, told": (lambda f: f.to_csv(header=False, index=False), "data.csv", ["--no-header"]),
+    "numbers for names": (
+        lambda f: f.set_axis([1, 2], axis=1).to_csv(index=False),
+        "data.csv",
+        ["--header", "--columns", "1,2"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "options"), FORMS.values(), ids=FORMS)
+def test_score_reads_a_table_in_every_form(run, model, expected, tmp_path, text, name, options):
+    (tmp_path / name).write_text(text(FRAME))
+    np.testing.assert_allclose(scores(run("score", model, tmp_path / name, *options)), expected)
+
+
+def test_a_compressed_table_and_standard_input(run, model, expected, tmp_path):
+    text = FRAME.to_csv(index=False).encode()
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(text))
+    np.testing.assert_allclose(scores(run("score", model, tmp_path / "data.csv.gz")), expected)
+    np.testing.assert_allclose(scores(run("score", model, "-", stdin=text)), expected)
+    np.testing.assert_allclose(scores(run("score", model, "-", stdin=gzip.compress(text))), expected)
+
+
+def test_rows_with_gaps_are_refused_or_dropped(run, model, expected, tmp_path):
+    gappy = FRAME.astype(object)
+    gappy.loc[1, "right"], gappy.loc[5, "left"] = "", "unknown"
+    gappy.to_csv(tmp_path / "gappy.csv", index=False)
+    code, _, err = run("score", model, tmp_path / "gappy.csv", "--missing", "unknown")
+    assert code == 2
+    assert "column 'right' has no value, as have 2 of 40 rows" in err
+    assert "--drop-missing" in err
+    result = run("score", model, tmp_path / "gappy.csv", "--missing", "unknown", "--drop-missing")
+    np.testing.assert_allclose(scores(result), np.delete(expected, [1, 5]))
+    assert "warning: " in result[2]
+    assert "2 of 40 rows have missing cells and are left out" in result[2]
+    code, _, err = run("score", model, tmp_path / "gappy.csv")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert (
+        "line 7: column 'left' is 'unknown', not a number; have such cells taken for missing ones (--missing 'unknown')" in err
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--decimal", "x"], "--decimal is '.' or ','"),
+        (["--separator", ";;"], "a separator is one character"),
+        (["--encoding", "klingon"], "not a readable CSV file"),
+        (["--columns", "left,left"], "2 columns were named|is not in its place|named twice"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(run, model, tmp_path, options, message):
+    FRAME.to_csv(tmp_path / "data.csv", index=False)
+    code, out, err = run("score", model, tmp_path / "data.csv", *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert any(part in err for part in message.split("|"))
+
+
+def test_every_command_that_reads_has_the_same_options(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for command in ("fit", "score", "sample", "diagnose", "report", "compare"):
+        _, out, _ = run(command, "--help")
+        for option in ("--separator", "--decimal", "--quote", "--no-header", "--encoding", "--missing", "--drop-missing"):
+            assert option in out, (command, option)
+        assert "reading" not in out.split("How the table is read")[0].replace("reading ", "")
+
+
+def test_sample_and_diagnose_read_their_tables_the_same_way(run, conditional, tmp_path):
+    FRAME.to_csv(tmp_path / "data.csv", sep=";", decimal=",", index=False)
+    plain = run("sample", conditional, "--at", tmp_path / "data.csv", "-n", 2)
+    FRAME.to_csv(tmp_path / "plain.csv", index=False)
+    assert plain == run("sample", conditional, "--at", tmp_path / "plain.csv", "-n", 2)
+    assert plain == run("sample", conditional, "--at", "-", "-n", 2, stdin=(tmp_path / "data.csv").read_bytes())
+    assert len(plain[1].splitlines()) == 2 * ROWS + 1
+    found = [run("diagnose", conditional, "--data", tmp_path / name) for name in ("data.csv", "plain.csv")]
+    assert found[0] == found[1]
+    assert found[0][0] == 0
+
+
+def test_fit_reads_weights_from_a_column(run, tmp_path):
+    weights = np.random.default_rng(1).integers(0, 3, size=ROWS)
+    FRAME.assign(w=weights).to_csv(tmp_path / "data.csv", index=False)
+    code, out, _ = run("fit", tmp_path / "data.csv", "--weight", "w", "-o", tmp_path / "model.kexpfam", *FIXED)
+    assert code == 0
+    assert "of 2 columns" in out
+    settings = {"solver": "exact", "lengthscale": 1.0, "rkhs_penalty": 0.01, "random_state": 0}
+    expected = KernelExpFamily(**settings).fit(VALUES, sample_weight=weights)
+    loaded = kexpfam.load(tmp_path / "model.kexpfam")
+    assert loaded.column_names_ == ["left", "right"]
+    np.testing.assert_allclose(loaded.score_samples(VALUES), expected.score_samples(VALUES), atol=1e-6)
+    code, _, err = run("fit", "rings", "--weight", "w", "-o", tmp_path / "model.kexpfam")
+    assert "rings is a built-in set; --weight is for files" in err
+    code, _, err = run(
+        "fit", tmp_path / "data.csv", "--weight", "left", "--columns", "left,right", "-o", tmp_path / "model.kexpfam"
+    )
+    assert "column 'left' is named twice; a column is a feature, a target or a weight" in err
+
+
+def test_the_parts_of_a_conditional_table(tmp_path):
+    FRAME.assign(w=1.0, y=0.5).to_csv(tmp_path / "data.csv", index=False)
+    found = reading.training(tmp_path / "data.csv", reading.Columns(None, ["y"], None, "w"), reading._reading())
+    assert (found.features.names, found.targets.names) == (["left", "right"], ["y"])
+    np.testing.assert_array_equal(found.weights, np.ones(ROWS))
+    np.testing.assert_array_equal(found.features.values, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        (["share=bounded:0:1", "a=b=count"], {"share": "bounded:0:1", "a=b": "count"}),
+        (None, {}),
+        (["share"], None),
+        (["=real"], None),
+        (["a="], None),
+        (["a=real", "a=count"], None),
+    ],
+)
+def test_kinds_by_name(given, kinds):
+    if kinds is not None:
+        assert reading.kinds_of(given) == kinds
+        return
+    with pytest.raises(ValueError, match="--kind "):
+        reading.kinds_of(given)
+
+
+class TestPipes:
+    def test_a_model_goes_to_standard_output_and_words_elsewhere(self, folder):
+        text = FRAME.to_csv(index=False).encode()
+        code, out, err = shell(f"kexpfam fit - -o - --json {' '.join(FIXED)} > piped.kexpfam", folder, text)
+        assert (code, out) == (0, b"")
+        assert json.loads(err)["columns"] == ["left", "right"]
+        assert kexpfam.load(folder / "piped.kexpfam").column_names_ == ["left", "right"]
+
+    def test_nobody_has_to_read_to_the_end(self, model, folder):
+        code, out, err = shell("kexpfam sample model.kexpfam -n 200000 -o - | head -n 2; exit ${PIPESTATUS[1]}", folder)
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0] == b"left,right"
+        assert len(out.splitlines()) == 2
+
+    @pytest.mark.slow
+    def test_a_picture_goes_to_standard_output(self, model, folder):
+        code, out, err = shell("kexpfam plot model.kexpfam -o -", folder)
+        assert code == 0
+        assert out.startswith(b"\x89PNG")
+        assert "written to" in err
+
+    def test_an_output_that_is_a_link_stays_one(self, run, model, folder):
+        (folder / "draws.csv").symlink_to("target.csv")
+        code, _, _ = run("sample", model, "-n", 2, "-o", folder / "draws.csv")
+        assert code == 0
+        assert os.readlink(folder / "draws.csv") == "target.csv"
+        assert len((folder / "target.csv").read_text().splitlines()) == 3
+
+    def test_compare_cannot_read_a_pipe_twice(self, run, model):
+        code, _, err = run("compare", model, model, "--data", "-")
+        assert code == 2
+        assert "write standard input to a file first" in err
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_completion_of_the_shell(name, tmp_path):
+    instruction = {"bash": "complete_bash", "zsh": "complete_zsh", "fish": "complete_fish"}[name]
+    words = {"COMP_WORDS": "kexpfam sa", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "kexpfam sa"}
+    program = "import sys; sys.argv[0] = 'kexpfam'; from kexpfam.cli import main; main()"
+    environment = os.environ | words | {"_KEXPFAM_COMPLETE": instruction, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "sample" in done.stdout, done.stderr
+    assert "score" not in done.stdout
+
+
+def test_the_script_for_completion_is_shown(run, monkeypatch):
+    code, out, _ = run("--show-completion", "bash")
+    assert code == 0
+    assert "_KEXPFAM_COMPLETE=complete_bash" in out
