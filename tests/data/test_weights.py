@@ -81,6 +81,14 @@ def test_equal_rows_become_one_in_the_order_they_came_in():
     assert kept.tolist() == [0, 1, 5] and weight.tolist() == [4.0, 3.0, 1.0]
 
 
+def test_rows_with_the_same_gaps_are_equal_and_so_are_both_zeros():
+    rows = np.array([[np.nan, 0.0], [1.0, 2.0], [np.nan, -0.0]])
+    kept, weight = Weighted.of(rows, np.ones(3))
+    assert kept.tolist() == [0, 1] and weight.tolist() == [2.0, 1.0]
+    kept, weight = Weighted.of(rows, np.array([1.0, 2.0, 0.0]), merged=False)
+    assert kept.tolist() == [0, 1] and weight.tolist() == [1.0, 2.0]
+
+
 def test_weights_of_one_are_no_weights_and_others_are_scaled_unless_whole():
     rows = np.arange(3.0)[:, None]
     assert Weighted.of(rows, np.ones(3)).weight is None

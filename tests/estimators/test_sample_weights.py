@@ -11,12 +11,13 @@ from sklearn.utils import estimator_checks
 from test_estimator_contracts import SETTINGS
 
 import kexpfam
-from kexpfam import Features, KernelExpFamily, Search, estimators
+from kexpfam import ConditionalKernelExpFamily, Features, KernelExpFamily, Search, estimators
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit import convex
 from kexpfam.fit.features import Centres, build_space
 from kexpfam.fit.folds import Folds, left_out_rows
+from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Problem
 from kexpfam.fit.stack import stacking_weights
 from kexpfam.integrate.nodes import grid_nodes
@@ -130,6 +131,14 @@ def test_weights_are_stored_with_the_model(weight, tmp_path):
     np.testing.assert_array_equal(stored.sample(9, random_state=0), model.sample(9, random_state=0))
 
 
+def test_rows_of_labels_are_not_merged():
+    x = np.repeat(np.random.default_rng(0).normal(size=(10, 1)), 5, axis=0)
+    labels = np.array(["a", "b"] * 25)
+    model = ConditionalKernelExpFamily(learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16), random_state=0)
+    model.fit(x, labels, sample_weight=np.r_[np.zeros(5), np.full(45, 3)])
+    assert len(model.training_data_[0]) == 45 and np.all(model.training_weight_ == 3.0)
+
+
 def test_too_few_rows_that_count_are_refused():
     with pytest.raises(ValueError, match="leaves 3 rows"):
         made("KernelDensity").fit(*rows_for(made("KernelDensity")), sample_weight=np.arange(ROWS) < 3)
@@ -192,8 +201,6 @@ def test_importance_weights_lead_to_the_law_they_stand_for(name):
 
 @pytest.mark.slow
 def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
-    from kexpfam.fit.learned import Learned
-
     x = np.random.default_rng(0).normal(size=(1500, 2))
     brief = Learned(folds=2, repeats=1, epochs=60, patience=10)
     model = KernelExpFamily(base="chain", learned=brief, random_state=0).fit(x, sample_weight=np.exp(0.7 * x[:, 0]))

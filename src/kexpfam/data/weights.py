@@ -37,20 +37,19 @@ class Weighted(NamedTuple):
     weight: np.ndarray | None
 
     @staticmethod
-    def of(values: np.ndarray, weight: np.ndarray | None) -> "Weighted":
-        """Return the rows that count; where weights are given, equal rows are one row, whose weights add up.
+    def of(values: np.ndarray, weight: np.ndarray | None, *, merged: bool = True) -> "Weighted":
+        """Return the rows that count; where weights are given, equal rows are one row, whose weights add up, if ``merged``.
 
         So nothing random, such as a deal of rows into folds, can tell a weight from a repetition.
         """
         if weight is None:
             return Weighted(np.arange(len(values)), None)
         seen = np.flatnonzero(weight > 0.0)
-        _, first, membership = np.unique(values[seen], axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        totals = np.bincount(membership.ravel(), weight[seen])[order]
+        first, membership = _firsts(values[seen]) if merged else (np.arange(len(seen)),) * 2
+        totals = np.bincount(membership, weight[seen])
         if not is_whole(totals):
             totals = totals / (totals[0] if np.all(totals == totals[0]) else totals.mean())
-        return Weighted(seen[first[order]], None if np.all(totals == 1.0) else totals)
+        return Weighted(seen[first], None if np.all(totals == 1.0) else totals)
 
 
 def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_weight") -> np.ndarray | None:
@@ -139,8 +138,18 @@ def _percentiles(column: np.ndarray, levels: np.ndarray, weight: np.ndarray) -> 
 
 def distinct_rows(*parts: np.ndarray) -> np.ndarray:
     """Return the positions at which each combination of rows appears first, in their own order."""
-    _, first = np.unique(np.concatenate(parts, axis=1), axis=0, return_index=True)
-    return np.sort(first)
+    return _firsts(np.concatenate(parts, axis=1))[0]
+
+
+def _firsts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each distinct row appears first, in the order of the rows, and which of these each row is."""
+    # As bytes, so that rows with the same gaps are equal too; adding 0 makes the two zeros one.
+    whole = np.ascontiguousarray(rows + 0.0).view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
+    _, first, membership = np.unique(whole, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return first[order], places[membership.ravel()]
 
 
 def drawn_rows(weight: "jax.Array | np.ndarray", count: int, *, key: "jax.Array") -> "jax.Array":

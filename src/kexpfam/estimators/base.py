@@ -120,10 +120,15 @@ class Estimator(FrameOutput, Shown, abc.ABC):
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
 
+    @property
+    def _merges_equal_rows(self) -> bool:
+        """Return whether rows that are equal are one row with more weight: not where repetition is what there is to learn."""
+        return True
+
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows that a fit is made to, once they are known to be enough, and keep what they count."""
         weight = checked_weights(sample_weight, len(tables[0]))
-        rows, self._weight = Weighted.of(np.concatenate(tables, axis=1), weight)
+        rows, self._weight = Weighted.of(np.concatenate(tables, axis=1), weight, merged=self._merges_equal_rows)
         if weight is None:
             return tables
         if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:

@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, valid
 
 from kexpfam.data.encoding import Columns, categorical, columns_of
 from kexpfam.data.frames import as_table
-from kexpfam.data.kinds import AbstractKind, as_kind
+from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, as_kind
 from kexpfam.data.units import Units
 from kexpfam.estimators.base import FEWEST_ROWS, Estimator
 from kexpfam.model.distributions import scores
@@ -39,6 +39,11 @@ class TableReader(Estimator):
     def _described(self) -> Columns:
         """Return the columns that the density is of."""
         return self._columns if self._target_columns is None else self._target_columns
+
+    @property
+    def _merges_equal_rows(self) -> bool:
+        # Held-out labels and counts would be ones that no other row has.
+        return not any(isinstance(kind, Integer | Category | Atom) for kind in self._described.kinds)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
