@@ -1,6 +1,7 @@
 """Settings of the documentation site: ``make docs`` builds it, and any warning is an error."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"exclude-members": "get_metadata_routing, set_fit_request, set_predict_request, set_score_request"}
 autodoc_typehints = "none"
 napoleon_google_docstring = False
-napoleon_use_ivar = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"kexpfam {release}"
@@ -39,13 +40,27 @@ html_show_sourcelink = False
 html_copy_source = False
 # Links between pages are written for a reader of the repository too: the page of the reproduction lies outside of docs.
 MOVED = {"](../reproduction/README.md": "](paper-tables.md"}
+# Where pages that nobody has given a place in the navigation appear.
+OTHERS = "% pages without a place"
+
+
+def redirected(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links that lead out of the folder lead to the pages that show the same; give every page a place."""
+    for before, after in MOVED.items():
+        source[0] = source[0].replace(before, after)
+    if page == "index":
+        folder = Path(app.srcdir)
+        pages = [str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*.md")]
+        placeless = sorted(name for name in pages if name != "index" and f"\n{name}\n" not in source[0])
+        source[0] = source[0].replace(OTHERS, "\n".join(placeless))
+
+
+def escaped(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep the underscore at the end of what a fit has learned: to reStructuredText it is a reference."""
+    lines[:] = [re.sub(r"^(:(?:ivar|vartype) \w+)_:", r"\1\\_:", line) for line in lines]
 
 
 def setup(app: Sphinx) -> None:
-    """Let links that lead out of the folder lead to the pages that show the same."""
-
-    def redirect(app: Sphinx, page: str, source: list[str]) -> Any:
-        for before, after in MOVED.items():
-            source[0] = source[0].replace(before, after)
-
-    app.connect("source-read", redirect)
+    """Connect both."""
+    app.connect("source-read", redirected)
+    app.connect("autodoc-process-docstring", escaped, priority=900)

@@ -36,12 +36,3 @@ def test_every_adapter_has_its_extra_and_its_test():
     makefile = (ROOT / "Makefile").read_text()
     installed = re.search(r'-e "\.\[([\w,]+)\]" pytest', makefile)
     assert installed and modules <= set(installed[1].split(","))
-
-
-def test_every_page_of_the_documentation_has_its_place_in_the_navigation():
-    index = (ROOT / "docs/index.md").read_text()
-    pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
-    missing = [
-        str(page) for page in pages if page.parts[0] != "decisions" and f"\n{page}\n" not in index and str(page) != "index"
-    ]
-    assert not missing
