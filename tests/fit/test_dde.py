@@ -127,7 +127,8 @@ def test_a_solver_in_which_one_player_moves_moves_the_value_its_way(problem, pla
     assert (value(after) > value(state)) == climbs
     moved = {
         "f": not np.array_equal(after.point.f_weights, state.point.f_weights),
-        "nu": not eqx.tree_equal(after.point.nu, state.point.nu),
+        # nu's constant is found anew for each batch, at any rate.
+        "nu": not eqx.tree_equal(after.point.nu.layers[0], state.point.nu.layers[0]),
         "transport": not eqx.tree_equal(after.point.transport, state.point.transport),
     }
     assert [name for name, is_moved in moved.items() if is_moved] == [player]

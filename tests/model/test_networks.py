@@ -60,3 +60,13 @@ def test_a_transport_under_one_condition_knows_no_other():
     given = Given(free, np.array([0.7]))
     expected = free(noise, jnp.full((5, 1), 0.7))
     np.testing.assert_allclose(given(noise, jnp.zeros((5, 0))), expected, atol=1e-6)
+
+
+def test_a_network_sees_its_point_and_the_cosines_of_its_waves():
+    waves = Layer.of_frequencies(np.array([[3.0, -1.0], [0.5, 2.0], [1.0, 1.0]]), key=jr.key(0))
+    options = {"width": 4, "depth": 1, "zero_initialised": False, "key": jr.key(1)}
+    network = Network.draw(2, 1, waves=waves, **options)
+    x = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    seen = np.concatenate([x, np.cos(x @ np.asarray(waves.weight) + np.asarray(waves.bias))], 1)
+    plain = Network(network.layers, network.activation, False)
+    np.testing.assert_allclose(network(x, x[:, :0]), plain(seen, x[:, :0]), atol=1e-6)

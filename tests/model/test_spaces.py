@@ -408,3 +408,19 @@ def test_the_gradient_of_a_silent_network_reaches_its_last_layer_only():
     *first, last = eqx.filter_grad(lambda net: jnp.mean(net(x, empty)))(network).layers
     assert np.all(np.asarray(last.weight) != 0.0)
     assert all(np.all(np.asarray(layer.weight) == 0.0) for layer in first)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_waves_of_a_kernel_have_its_spectrum(seed):
+    count, kernel = 4000, kernels.Gaussian(np.array([0.5, 2.0]))
+    span = KernelSpan.build(kernel, np.random.default_rng(0).normal(size=(6, 2)))
+    phases = np.asarray(span.waves(count, 2, key=jr.key(seed))) @ np.array([0.3, 0.8])
+    assert abs(np.cos(phases).mean() - float(kernel(np.zeros(2), np.array([0.3, 0.8])))) < 5 / np.sqrt(2 * count)
+
+
+def test_waves_of_random_features_are_their_own():
+    span = RandomFeatures.draw(kernels.Gaussian(0.7), 2, count=5, key=jr.key(0))
+    waves = np.asarray(span.waves(40, 2, key=jr.key(1)))
+    distances = np.abs(waves[:, None] - np.asarray(span.frequencies)).max(2)
+    assert distances.min(1).max() < 1e-5
+    assert len(set(distances.argmin(1))) > 1

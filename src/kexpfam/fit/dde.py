@@ -23,15 +23,16 @@ from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem
 from kexpfam.model.density import Sampler
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
+from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import AbstractFunctionSpace
 from kexpfam.progress import Listener
 
 __all__ = ["DDE", "begin", "finish", "pose"]
 
-# Next to the solution the players need small steps; far from it they need the paper's order of magnitude.
-WARM = DoublyDual(f_rate=0.1, nu_rate=2e-3, transport_rate=2e-5)
-COLD = DoublyDual(f_rate=1.0, nu_rate=1e-3, transport_rate=5e-4)
-WARM_STEPS, COLD_STEPS = 50, 2000
+# Next to the solution the players need small steps, and f nothing that is let in gradually.
+WARM = DoublyDual(f_rate=0.01, nu_rate=2e-3, transport_rate=2e-5, damping=0.0)
+COLD = DoublyDual()
+WARM_STEPS, COLD_STEPS = 50, 800
 # Draws that decide, on common noise, whether a transport trained from a warm start is kept.
 JUDGED_DRAWS = 4000
 SNAPSHOT_DRAWS = 1000
@@ -43,7 +44,7 @@ class DDE(Solver):
     Parameters
     ----------
     steps : int or None
-        Updates of f; by default 2,000, from a warm start 50.
+        Updates of f; by default 800, from a warm start 50.
     saddle : DoublyDual or None
         Rates, sizes and nesting of the players, or a wrapper of them from ``kexpfam.paper``.
     warm_start : bool
@@ -78,10 +79,14 @@ class DDE(Solver):
     ) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
-        weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key)
-        posed = pose(problem, reference, problem.space)
-        saddle = self.saddle or (WARM if self.warm_start else COLD)
-        state = saddle.init(posed, weights, key=init_key)
+        with double_precision():
+            weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key)
+            posed = pose(problem, reference, problem.space)
+        saddle = self.saddle or eqx.tree_at(
+            lambda players: players.horizon, WARM if self.warm_start else COLD, jnp.asarray(float(max(self._steps, 1)))
+        )
+        with double_precision():
+            state = saddle.init(posed, weights, key=init_key)
         watch = (lambda state: _snapshot(posed, saddle.answer(state), judge_key)) if self.snapshots else None
         options: dict[str, Any] = {"report": report, "checkpoint": checkpoint, "watch": watch, "stage": "saddle point"}
         outcome = run(posed, saddle, state, steps=self._steps, key=run_key, **options)

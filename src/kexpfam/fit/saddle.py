@@ -2,7 +2,8 @@
 
 ``SaddleProblem`` holds what is fixed, ``Point`` what moves. The players differ only in the sign they follow: f and nu climb,
 the transport falls. The innermost player gets the most updates: one step is one update of f; for each, ``transport_updates`` of
-the sampler; for each of those, ``nu_updates`` of nu. Every gradient is one of the same saddle function, clipped by its norm.
+the sampler; for each of those, ``nu_updates`` of nu. Every gradient is one of the same saddle function. nu and the transport
+are networks and follow Adam; f's gradient is a natural one (``fit.natural``).
 """
 
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, optimiser, scan, stepped
+from kexpfam.fit.natural import Metric, f_gradient, group_rows, lagged
 from kexpfam.fit.problem import check_at_least
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
-from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Network, Residual
-from kexpfam.model.spaces import AbstractFunctionSpace
+from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
+from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 
 __all__ = [
     "Batch",
@@ -37,6 +39,12 @@ __all__ = [
     "player_gradient",
     "saddle_terms",
 ]
+
+
+# Steps between two measurements of f's metric, which cost more than a step.
+METRIC_EVERY = 5
+# The waves that networks see, in octaves of the frequencies of f's kernel.
+OCTAVES = (-2.0, 1.0)
 
 
 class SaddleProblem(eqx.Module):
@@ -164,6 +172,16 @@ def player_gradient(problem: SaddleProblem, point: Point, batch: Batch, player: 
     return eqx.filter_grad(value)(player(point))
 
 
+def _best_constant(problem: SaddleProblem, point: Point, batch: Batch) -> Point:
+    """Return the point with the constant in nu that is best on the batch, ``E_p0[exp nu] = 1``.
+
+    An error of the constant would scale all of nu's gradient at the base's draws.
+    """
+    values = evaluate_nu(problem, point.nu, batch.base, batch.data.condition) + batch.base_log_weights
+    shift = logsumexp(values) - jnp.log(values.size)
+    return eqx.tree_at(lambda p: p.nu.layers[-1].bias, point, replace_fn=lambda bias: (bias - shift).astype(bias.dtype))
+
+
 class Health(NamedTuple):
     """What a reader wants to know after a step; the solver never reads it back."""
 
@@ -180,32 +198,56 @@ class State(eqx.Module):
     averaged: AbstractTransport
     nu_moments: optax.OptState
     transport_moments: optax.OptState
+    metric: Metric
     step: Int[Array, ""]
 
 
 class DoublyDual(eqx.Module):
     """Settings of the nested stochastic saddle-point search.
 
-    The rates are arrays, so changing one does not recompile; the counts and sizes are static. ``horizon`` is the number
-    of steps over which the rates fall to a tenth.
+    The rates are arrays, so changing one does not recompile; the counts and sizes are static.
+
+    Parameters
+    ----------
+    f_rate, nu_rate, transport_rate : float
+        Share of a natural step that f takes, and Adam's rates of nu and the transport.
+    horizon : float
+        Steps over which the schedules run: rates are full in its first half, then fall to a tenth.
+    trust : float
+        The length (nats of standard deviation) of f's natural direction that is taken as it is; longer ones are cut to it.
+    damping : float
+        What the metric of f starts with on its diagonal, in units of the kernel; it falls to 1e-5 of that within 0.6 horizons.
+    lag_share : float
+        How much of the sampler's lag is made good in f's gradient, from 0, none, to 1.
+    averaging : float
+        Weight of the past in the running mean of the transport.
+    transport_updates, nu_updates : int
+        Updates of the transport for each of f, and of nu for each of the transport.
+    batch_size, width, transport_depth, nu_depth, waves : int
+        Draws per update, hidden layers of the networks, and the waves at f's own length scales that they see.
     """
 
-    f_rate: ScalarLike = eqx.field(default=1.0, converter=jnp.asarray)
-    nu_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
-    transport_rate: ScalarLike = eqx.field(default=1e-4, converter=jnp.asarray)
+    f_rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
+    nu_rate: ScalarLike = eqx.field(default=6e-3, converter=jnp.asarray)
+    transport_rate: ScalarLike = eqx.field(default=6e-3, converter=jnp.asarray)
     averaging: ScalarLike = eqx.field(default=0.99, converter=jnp.asarray)
-    horizon: ScalarLike = eqx.field(default=1000.0, converter=jnp.asarray)
+    horizon: ScalarLike = eqx.field(default=800.0, converter=jnp.asarray)
+    trust: ScalarLike = eqx.field(default=0.3, converter=jnp.asarray)
+    damping: ScalarLike = eqx.field(default=0.02, converter=jnp.asarray)
+    lag_share: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
     clip: float = eqx.field(default=5.0, static=True)
     transport_updates: int = eqx.field(default=5, static=True)
-    nu_updates: int = eqx.field(default=3, static=True)
-    batch_size: int = eqx.field(default=512, static=True)
+    nu_updates: int = eqx.field(default=2, static=True)
+    batch_size: int = eqx.field(default=384, static=True)
     width: int = eqx.field(default=64, static=True)
-    transport_depth: int = eqx.field(default=3, static=True)
-    nu_depth: int = eqx.field(default=3, static=True)
+    transport_depth: int = eqx.field(default=2, static=True)
+    nu_depth: int = eqx.field(default=2, static=True)
+    waves: int = eqx.field(default=64, static=True)
     activation: str = eqx.field(default="silu", static=True)
 
     def __check_init__(self) -> None:
         check_at_least(self, 1, "transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth")
+        check_at_least(self, 0, "waves")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
         if self.clip <= 0.0:
@@ -213,15 +255,18 @@ class DoublyDual(eqx.Module):
 
     def init(self, problem: SaddleProblem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> State:
         """Return the start: given f, a transport that carries noise to itself (or a random one), nu at its anchor."""
-        nu_key, transport_key = jr.split(key)
+        nu_key, transport_key, *wave_keys = jr.split(key, 4)
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
-        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, depth=self.nu_depth, **shape)
+        shape |= {"depth": self.nu_depth, "waves": self._drawn_waves(problem, wave_keys[0])}
+        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **shape)
         shape["depth"] = self.transport_depth
         transport: AbstractTransport
         if problem.anchored:
+            shape["waves"] = self._drawn_waves(problem, wave_keys[1])
             transport = Residual.draw(dim, condition_dim, key=transport_key, **shape)
         else:
+            shape["waves"] = None  # noise of another width knows no length scales
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
             transport = Free.draw(noise_dim, dim, condition_dim, key=transport_key, **shape)
         optimiser = self._optimiser
@@ -230,8 +275,20 @@ class DoublyDual(eqx.Module):
             averaged=transport,
             nu_moments=optimiser.init(eqx.filter(nu, eqx.is_array)),
             transport_moments=optimiser.init(eqx.filter(transport, eqx.is_array)),
+            metric=Metric.start(f_weights.size),
             step=jnp.array(0),
         )
+
+    def _drawn_waves(self, problem: SaddleProblem, key: Key[Array, ""]) -> Layer | None:
+        """Return waves of points and conditions, from four times as long as f's own to half as long."""
+        if self.waves == 0 or not isinstance(problem.space, FeatureSpace):
+            return None
+        target_key, condition_key, octave_key, phase_key = jr.split(key, 4)
+        dims = problem.sample.target.shape[1], problem.sample.condition.shape[1]
+        of_target = problem.space.target.waves(self.waves, dims[0], key=target_key)
+        of_condition = problem.space.condition.waves(self.waves, dims[1], key=condition_key)
+        octaves = 2.0 ** jr.uniform(octave_key, (self.waves, 1), minval=OCTAVES[0], maxval=OCTAVES[1])
+        return Layer.of_frequencies(octaves * jnp.concatenate([of_target, of_condition], 1), key=phase_key)
 
     def step(self, problem: SaddleProblem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
         """Return the state after one update of f, and how the saddle point looked just before that update."""
@@ -242,23 +299,47 @@ class DoublyDual(eqx.Module):
         decay = self.schedule(state.step)
         update = lambda state, batches: (self._move_transport(problem, state, decay, batches), None)
         state, _ = scan(update, state, inner)
-        batch = draw_batch(problem, self.batch_size, key=f_key)
-        gradient = player_gradient(problem, state.point, batch, lambda point: point.f_weights)
-        norm = jnp.linalg.norm(gradient)
-        health = self._health(problem, state.point, batch, norm)
-        stride = decay * self.f_rate * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-12))
-        point = eqx.tree_at(lambda p: p.f_weights, state.point, state.point.f_weights + stride * gradient)
-        kept = averaged(state.averaged, point.transport, self.averaging)
-        state = State(point, kept, state.nu_moments, state.transport_moments, state.step + 1)
-        return state, health
+        state, health = self._move_f(problem, state, decay, f_key)
+        share = jnp.minimum(self.averaging, (1.0 + state.step) / (10.0 + state.step))
+        kept = averaged(state.averaged, state.point.transport, share)
+        return eqx.tree_at(lambda s: (s.averaged, s.step), state, (kept, state.step + 1)), health
 
     def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the share of the rates that a step uses."""
-        return jnp.maximum(0.1, 1.0 - 0.9 * step / self.horizon)
+        return jnp.clip(2.0 * (1.0 - step / self.horizon), 0.1, 1.0)
 
     def answer(self, state: State) -> Point:
         """Return the point that a run hands back: the players, the transport as its running mean."""
         return Point(state.point.f_weights, state.point.nu, state.averaged)
+
+    def _move_f(
+        self, problem: SaddleProblem, state: State, decay: Float[Array, ""], key: Key[Array, ""]
+    ) -> tuple[State, Health]:
+        rows_key, noise_key, batch_key = jr.split(key, 3)
+        point, groups = state.point, group_rows(problem.sample, key=rows_key)
+        condition = groups.draw_conditions
+        moved = carry(problem, point.transport, draw_each(problem.reference, condition, key=noise_key), condition)
+        behind = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
+        lag = lagged(behind - evaluate_nu(problem, point.nu, moved, condition), groups.draws, self.lag_share)
+        damping = problem.rkhs_penalty + self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
+        metric = jax.lax.cond(
+            state.step % METRIC_EVERY == 0,
+            lambda old: old.refreshed(problem.space, groups, moved, lag.weights, damping),
+            lambda old: old,
+            state.metric,
+        )
+        gradient = f_gradient(problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights)
+        direction, length = metric.solved(gradient)
+        health = Health(
+            saddle_terms(point, problem, draw_batch(problem, self.batch_size, key=batch_key)),
+            lag.gap,
+            lag.effective_share,
+            jnp.linalg.norm(gradient),
+        )
+        stride = decay * self.f_rate * jnp.minimum(1.0, self.trust / jnp.maximum(length, 1e-12))
+        where = lambda s: (s.point.f_weights, s.metric)
+        f_weights = point.f_weights + (stride * direction).astype(point.f_weights.dtype)
+        return eqx.tree_at(where, state, (f_weights, metric)), health
 
     def _move_transport(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batches: Batch) -> State:
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
@@ -271,20 +352,11 @@ class DoublyDual(eqx.Module):
         return eqx.tree_at(where, state, (transport, moments))
 
     def _move_nu(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batch: Batch) -> State:
-        gradient = player_gradient(problem, state.point, batch, lambda point: point.nu)
+        point = _best_constant(problem, state.point, batch)
+        gradient = player_gradient(problem, point, batch, lambda point: point.nu)
         updates, moments = self._optimiser.update(gradient, state.nu_moments)
-        nu = stepped(state.point.nu, updates, decay * self.nu_rate)
+        nu = stepped(point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
-
-    def _health(self, problem: SaddleProblem, point: Point, batch: Batch, norm: Float[Array, ""]) -> Health:
-        # On the points that the gradient of f has just been taken at, so that it costs next to nothing.
-        condition = batch.data.condition
-        moved = carry(problem, point.transport, batch.noise, condition)
-        log_ratio = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
-        log_ratio = log_ratio - evaluate_nu(problem, point.nu, moved, condition)
-        gap = logsumexp(log_ratio) - jnp.log(log_ratio.size) - jnp.mean(log_ratio)
-        share = jnp.exp(2 * logsumexp(log_ratio) - logsumexp(2 * log_ratio)) / log_ratio.size
-        return Health(saddle_terms(point, problem, batch), gap, share, norm)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

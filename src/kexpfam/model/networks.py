@@ -49,16 +49,27 @@ class Layer(eqx.Module):
         uniform = lambda key, *shape: jr.uniform(key, shape, jnp.float32, -limit, limit)
         return cls(uniform(weight_key, inputs, outputs), uniform(bias_key, outputs))
 
+    @classmethod
+    def of_frequencies(cls, frequencies: Float[AnyArray, "b a"], *, key: Key[Array, ""]) -> "Layer":
+        """Return a layer whose cosines are waves of these frequencies, with random phases."""
+        phases = jr.uniform(key, (frequencies.shape[0],), jnp.float32, 0.0, 2.0 * np.pi)
+        return cls(jnp.asarray(frequencies, jnp.float32).T, phases)
+
     def __call__(self, rows: Float[Array, "n a"]) -> Float[Array, "n b"]:
         return rows @ self.weight + self.bias
 
 
 class Network(eqx.Module):
-    """A multilayer perceptron of a point and its condition: one number per row if it is a scalar function, else a row."""
+    """A multilayer perceptron of a point and its condition: one number per row if it is a scalar function, else a row.
+
+    With ``waves`` it also sees the cosines of that layer. A plain network learns slow variation first and what varies within a
+    fraction of a unit last; with waves of the right lengths it learns both alike.
+    """
 
     layers: tuple[Layer, ...]
     activation: Callable = eqx.field(static=True)
     scalar: bool = eqx.field(static=True)
+    waves: Layer | None = None
 
     @classmethod
     def draw(
@@ -70,18 +81,25 @@ class Network(eqx.Module):
         depth: int,
         zero_initialised: bool,
         activation: str = "silu",
+        waves: Layer | None = None,
         key: Key[Array, ""],
     ) -> "Network":
         """Return a random network; a zero-initialised one has output 0 everywhere, so that its player starts at its anchor."""
-        widths = [inputs, *[width] * depth, 1 if outputs == "scalar" else outputs]
+        widths = [
+            inputs if waves is None else inputs + waves.bias.size,
+            *[width] * depth,
+            1 if outputs == "scalar" else outputs,
+        ]
         keys = jr.split(key, depth + 1)
         layers = [Layer.draw(*sizes, key=key) for sizes, key in zip(pairwise(widths), keys, strict=True)]
         if zero_initialised:
             layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
-        return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar")
+        return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar", waves)
 
     def __call__(self, x: Float[AnyArray, "b a"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b ..."]:
         rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
+        if self.waves is not None:
+            rows = jnp.concatenate([rows, jnp.cos(self.waves(rows))], 1)
         for layer in self.layers[:-1]:
             rows = self.activation(layer(rows))
         values = self.layers[-1](rows)
@@ -103,7 +121,7 @@ class Residual(AbstractTransport):
 
     @classmethod
     def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Residual":
-        """Return the identity; ``shape`` is the network's width, depth and activation."""
+        """Return the identity; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
     def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
@@ -117,7 +135,7 @@ class Free(AbstractTransport):
 
     @classmethod
     def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Free":
-        """Return a random map; ``shape`` is the network's width, depth and activation."""
+        """Return a random map; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 
     def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:

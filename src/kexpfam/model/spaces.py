@@ -13,6 +13,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Float, Key
@@ -60,6 +61,10 @@ class AbstractSpan(eqx.Module):
     def matrix(self, points: AnyArray) -> Float[AnyArray, "n r"]:
         """Return the features of many rows as a NumPy matrix, in chunks so that only the result is ever large."""
         return in_chunks(self.features, points)
+
+    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
+        """Return frequencies at which these functions of ``dim`` coordinates vary; of unit size if nothing is known."""
+        return jr.normal(key, (count, dim))
 
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
         """Return the features of nodes, of which a grid may be cheaper than so many points."""
@@ -115,6 +120,11 @@ class KernelSpan(AbstractSpan):
         # Folding the whitening into the weights makes one row cost m instead of m * r.
         return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (self.whitening @ weights)
 
+    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
+        if not isinstance(self.kernel, AbstractStationary):
+            return super().waves(count, dim, key=key)
+        return self.kernel.frequencies(count, dim, key=key)
+
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
         if factors is None:
@@ -161,6 +171,9 @@ class RandomFeatures(AbstractSpan):
     @property
     def size(self) -> int:
         return 2 * self.frequencies.shape[0]
+
+    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
+        return jr.choice(key, jnp.asarray(self.frequencies), (count,))
 
     def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         phase = points.astype(self.frequencies.dtype) @ self.frequencies.T
