@@ -210,6 +210,80 @@ def test_kinds_by_name(given, kinds):
         reading.kinds_of(given)
 
 
+MIXED = "kind,share,code\nu,0.5,1\nv,,2\nu,0.25,1\n"
+
+
+class TestKinds:
+    def test_kinds_are_those_of_columns_or_of_targets(self):
+        kinds = {"share": "bounded:0:1", "count": "count"}
+        assert reading.Columns(None, None, None, None, kinds).settings() == {"columns": kinds}
+        assert reading.Columns(None, ["count"], None, None, kinds).settings() == {
+            "columns": {"share": "bounded:0:1"},
+            "target_columns": {"count": "count"},
+        }
+        assert reading.Columns(None, ["y"], None, None).settings() == {"columns": None, "target_columns": None}
+
+    def test_a_fit_gets_labels_gaps_and_kinds(self, run, monkeypatch, tmp_path):
+        fits = []
+
+        class Recorder(KernelExpFamily):
+            def fit(self, X, sample_weight=None):
+                fits.append((self.column_names_, X.tolist(), self.columns))
+                raise ValueError("seen")
+
+        monkeypatch.setattr(kexpfam, "KernelExpFamily", Recorder, raising=False)
+        (tmp_path / "data.csv").write_text(MIXED)
+        options = ["--kind", "share=bounded:0:1", "--kind", "code=category", "-o", tmp_path / "model.kexpfam"]
+        assert "seen" in run("fit", tmp_path / "data.csv", *options)[2]
+        names, rows, kinds = fits[0]
+        assert (names, kinds) == (["kind", "share", "code"], {"share": "bounded:0:1", "code": "category"})
+        assert rows[0] == ["u", 0.5, "1"]
+        assert rows[1][0] == "v"
+        assert np.isnan(rows[1][1])
+        assert "2 of 3" not in run("fit", tmp_path / "data.csv", *options, "--drop-missing")[2].splitlines()[-1]
+        assert fits[1][1] == [["u", 0.5, "1"], ["u", 0.25, "1"]]
+
+    def test_a_model_that_knows_no_kinds_is_given_numbers_only(self, run, model, tmp_path):
+        FRAME.assign(left="far").to_csv(tmp_path / "data.csv", index=False)
+        code, _, err = run("score", model, tmp_path / "data.csv")
+        assert code == 2
+        assert "column 'left' is 'far', not a number" in err
+
+    def test_the_labels_of_a_model_are_read_as_they_are(self):
+        class Labelled:
+            columns_ = {"code": kexpfam.Category(("01", "02")), "a": kexpfam.Bounded(0, 1)}
+            target_columns_ = {"kind": kexpfam.Category(("u", "v"))}
+
+        found = reading.reading_for(Labelled(), reading._reading())
+        assert (found.labels, found.gaps, found.texts) == (["code", "kind"], "keep", True)
+
+    def test_a_kind_that_is_none_is_one_line(self, run, tmp_path):
+        FRAME.to_csv(tmp_path / "data.csv", index=False)
+        for kind, message in (("left=round", "unknown kind of column 'round'"), ("up=real", "there is no column 'up'")):
+            code, _, err = run("fit", tmp_path / "data.csv", "--kind", kind, "-o", tmp_path / "model.kexpfam")
+            assert (code, len(err.splitlines())) == (2, 1)
+            assert message in err
+        assert not (tmp_path / "model.kexpfam").exists()
+        assert "--kind is for files" in run("fit", "rings", "--kind", "x0=real", "-o", tmp_path / "model.kexpfam")[2]
+
+    @pytest.mark.slow
+    def test_labels_bounds_and_gaps_from_the_fit_to_the_draws(self, run, tmp_path):
+        rng = np.random.default_rng(0)
+        kinds = rng.choice(["u", "v"], size=120)
+        frame = pd.DataFrame({"kind": kinds, "share": rng.beta(2, 5, size=120), "count": rng.poisson(3, size=120)})
+        frame.loc[3, "share"] = np.nan
+        frame.to_csv(tmp_path / "data.csv", sep=";", decimal=",", index=False)
+        model, draws = tmp_path / "model.kexpfam", tmp_path / "draws.csv"
+        options = ["--kind", "share=bounded:0:1", "--kind", "count=count", "--effort", "fast", "-q"]
+        assert run("fit", tmp_path / "data.csv", *options, "-o", model)[0] == 0
+        assert np.all(np.isfinite(scores(run("score", model, tmp_path / "data.csv"))))
+        assert run("sample", model, "-n", 500, "-o", draws)[0] == 0
+        found = pd.read_csv(draws)
+        assert set(found["kind"]) == {"u", "v"}
+        assert found["share"].dropna().between(0.0, 1.0).all()
+        assert (found["count"].dropna() % 1 == 0).all()
+
+
 class TestPipes:
     def test_a_model_goes_to_standard_output_and_words_elsewhere(self, folder):
         text = FRAME.to_csv(index=False).encode()

@@ -13,7 +13,7 @@ import typer
 
 import kexpfam
 from kexpfam.files import written
-from kexpfam.reading import Columns, Training, built_in, model_rows, names_in, reads_tables, training
+from kexpfam.reading import Columns, Training, built_in, kinds_of, model_rows, names_in, reading_for, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
 from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
@@ -123,7 +123,7 @@ def start(
         "fit two-moons -o moons.kexpfam",
         "fit data.csv --columns a,b -o model.kexpfam",
         "fit data.csv --target y --features a,b -o model.kexpfam",
-        "fit data.csv --weight w --drop-missing -o model.kexpfam",
+        "fit data.csv --kind share=bounded:0:1 --weight w --drop-missing -o model.kexpfam",
         "fit - -o model.kexpfam < data.csv",
     )
 )
@@ -141,6 +141,13 @@ def fit(
     target: Annotated[str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")] = None,
     features: Annotated[str | None, typer.Option(help="Columns to predict from; default: all but the target.")] = None,
     weight: Annotated[str | None, typer.Option(help="The column of weights: a row of weight 2 counts twice.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a column is, say share=bounded:0:1: real, positive, bounded, periodic, integer, count, category, atom; "
+            "may be repeated. Columns of text are categories."
+        ),
+    ] = None,
     solver: Annotated[
         str, typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all.")
     ] = "auto",
@@ -170,9 +177,9 @@ def fit(
         "checkpoint": checkpoint,
         "progress": not quiet and sys.stderr.isatty(),
     }
-    chosen = Columns(names_in(columns), names_in(target), names_in(features), weight)
+    chosen = Columns(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
     table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
-    estimator, said = _fitted(table, settings)
+    estimator, said = _fitted(table, settings | chosen.settings())
     estimator.save(output)
     tell(facts(estimator, output) if json else f"{said}; written to {output}", err=output == STANDARD_OUTPUT)
 
@@ -239,7 +246,9 @@ def sample(
         raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
     from kexpfam.data.tables import read_values
 
-    draws = estimator.sample(read_values(at, features, reading), number, random_state=seed, refine=refine)
+    draws = estimator.sample(
+        read_values(at, features, reading_for(estimator, reading)), number, random_state=seed, refine=refine
+    )
     draws = draws.reshape(len(draws), number, len(targets))
     write_rows(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
 

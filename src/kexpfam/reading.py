@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kexpfam.data.tables import Reading, Table
 
-__all__ = ["Columns", "Training", "built_in", "kinds_of", "model_rows", "names_in", "reads_tables", "training"]
+__all__ = ["Columns", "Training", "built_in", "kinds_of", "model_rows", "names_in", "reading_for", "reads_tables", "training"]
 
 PANEL = "How the table is read"
 # Characters that a shell makes hard to type.
@@ -72,7 +72,8 @@ def _reading(
         header=header,
         encoding="utf-8-sig" if encoding == "utf-8" else encoding,
         missing=(*MISSING, *(missing or ())),
-        gaps="drop" if drop_missing else "refuse",
+        gaps="drop" if drop_missing else "keep",
+        texts=True,
     )
 
 
@@ -99,13 +100,25 @@ class Columns(NamedTuple):
     targets: list[str] | None
     features: list[str] | None
     weight: str | None
+    kinds: dict[str, str] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the kinds as an estimator takes them: those of targets are a setting of their own."""
+        if self.targets is None:
+            return {"columns": self.kinds or None}
+        own = {name: kind for name, kind in self.kinds.items() if name in self.targets}
+        return {
+            "columns": {name: kind for name, kind in self.kinds.items() if name not in own} or None,
+            "target_columns": own or None,
+        }
 
 
 def training(data: Path, chosen: Columns, reading: "Reading") -> Training:
     """Return what a model is fitted to; the features are all other columns unless they are named."""
     from kexpfam.data.tables import read_parts, read_table
 
-    columns, targets, features, weight = chosen
+    columns, targets, features, weight, kinds = chosen
+    reading = reading._replace(labels=[name for name, kind in kinds.items() if kind.split(":")[0] == "category"])
     if targets is not None and columns is not None:
         raise ValueError("--columns is for densities without a target; with --target use --features.")
     if targets is None and features is not None:
@@ -128,8 +141,9 @@ def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | Non
 
     if chosen.targets is not None:
         raise ValueError(f"{name} is a built-in set without a target; --target is for files.")
-    for option, value in (("--columns", chosen.columns), ("--features", chosen.features), ("--weight", chosen.weight)):
-        if value is not None:
+    given = {"--columns": chosen.columns, "--features": chosen.features, "--weight": chosen.weight, "--kind": chosen.kinds}
+    for option, value in given.items():
+        if value:
             raise ValueError(f"{name} is a built-in set; {option} is for files.")
     values = SYNTHETIC[name]().sample(rows, random_state=seed)
     return Training(Table(numbered(values.shape[1]), values), None, None)
@@ -143,11 +157,25 @@ def model_rows(
 
     features, targets = column_names(estimator)
     known = [*features, *targets]
+    reading = reading_for(estimator, reading)
     if columns is None:
         values = read_values(data, known, reading)
     else:
         values = read_table(data, _in_order(columns, known), reading).values
     return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
+
+
+def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
+    """Return how a table is read for a model: its labels as texts, and gaps only if it knows what to do with them."""
+    from kexpfam.data.delimited import Reading
+    from kexpfam.data.kinds import Category
+
+    reading = reading or Reading()
+    kinds = getattr(estimator, "columns_", None)
+    if kinds is None:
+        return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
+    labels = [name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)]
+    return reading._replace(labels=[str(name) for name in labels])
 
 
 def names_in(columns: str | None) -> list[str] | None:

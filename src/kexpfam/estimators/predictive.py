@@ -148,6 +148,6 @@ class Predictive(abc.ABC):
             warnings.warn(message, SeenRowsWarning, stacklevel=3)
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_share(name: str, value: Any) -> None:
     if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
         raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")

@@ -64,8 +64,7 @@ class TableReader(Estimator):
             table = validate_data(self, table, reset=reset, **(array if isinstance(table, np.ndarray) else frame))
             cells, labelled = columns_of(table), categorical(X)
         if reset:
-            names = getattr(self, "feature_names_in_", None)
-            self._columns = Columns.of(cells, None if names is None else [str(name) for name in names], self.columns, labelled)
+            self._columns = Columns.of(cells, self._names, self.columns, labelled)
         values = self._columns.encode(cells, unknown=not reset and not self.conditional)
         if reset:
             check_array(values, ensure_all_finite="allow-nan", ensure_min_samples=FEWEST_ROWS, estimator=self)
@@ -84,7 +83,7 @@ class TableReader(Estimator):
         check_consistent_length(rows, table)
         cells = columns_of(table if frame or table.ndim == 2 else table.reshape(-1, 1))
         if reset:
-            names = [str(name) for name in y.columns] if frame else None
+            names = getattr(self, "target_names_", None)
             self._target_columns = Columns.of(cells, names, _of_targets(wanted), categorical(y))
         assert self._target_columns is not None
         if len(cells) != len(self._target_columns.kinds):

@@ -223,8 +223,13 @@ def _interpolated(
 
 def scores(density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " n"]:
     """Return the log density of points of any size: where they are so far out that the arithmetic overflows, ``-inf``."""
+    if np.isnan(targets).any():
+        raise ValueError("Input contains NaN: this density has no answer to missing cells.")
     with np.errstate(over="ignore", invalid="ignore"):
         far = np.any(~(np.abs(density.scaling.to_model(targets)) < FAR), axis=1)
         # The centre stands in for a far point, since not every density has an answer to infinity.
         near = np.where(far[:, None], density.scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
-        return np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
+        found = np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
+    if np.isnan(found).any():
+        raise ValueError("Input X contains NaN in columns that had all their cells where the model was fitted.")
+    return found
