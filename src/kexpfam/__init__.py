@@ -13,6 +13,7 @@ _PUBLIC = {
     "compare": "report",
     "Convex": "fit.convex",
     "DDE": "fit.dde",
+    "Rows": "data.blocks",
     "Search": "fit.select",
     "Features": "fit.features",
     "Distillation": "fit.distil",

@@ -117,7 +117,7 @@ def test_targets_stand_beside_their_rows(y, values, tmp_path):
     source, width = parquet_file(values, tmp_path), 2 if y in ("c", ["c"]) else 3
     if y == "npy":
         y = npy_file(values[:, 2], tmp_path)
-    blocks = with_targets(row_blocks(source, SETTINGS), values[:, 2] if y == "array" else y, SETTINGS)
+    blocks = with_targets(row_blocks(source, SETTINGS), values[:, 2] if y == "array" else y)
     X, targets = look_over(blocks, 80, seed=1).sample
     assert np.asarray(X).shape == (80, width)
     places = np.searchsorted(np.sort(values[:, 0]), np.asarray(X)[:, 0])
@@ -137,9 +137,9 @@ def test_a_generator_is_refused_with_advice(values):
     [
         (lambda v: RowBlocks(lambda: []), "no row of data"),
         (lambda v: RowBlocks(lambda: [v, v[:, :2]]), r"after row 500, a block has 2 columns where the first has 3"),
-        (lambda v: with_targets(RowBlocks(lambda: [v]), v[:20, 0], SETTINGS), r"y must have one entry|20 and 500 rows"),
-        (lambda v: with_targets(RowBlocks(lambda: [v]), "c", SETTINGS), "blocks are arrays"),
-        (lambda v: with_targets(RowBlocks(lambda: [pandas.DataFrame(v)]), "c", SETTINGS), "no column 'c'"),
+        (lambda v: with_targets(RowBlocks(lambda: [v]), v[:20, 0]), r"y must have one entry|20 and 500 rows"),
+        (lambda v: with_targets(RowBlocks(lambda: [v]), "c"), "blocks are arrays"),
+        (lambda v: with_targets(RowBlocks(lambda: [pandas.DataFrame(v)]), "c"), "no column 'c'"),
     ],
 )
 def test_what_is_wrong_with_blocks_is_said(blocks, message, values):

@@ -195,6 +195,7 @@ ALLOWED = {
     "normaliser": (),
     "search": (None,),
     "integration": (None,),
+    "rows": (None,),
     "effort": (),
     "learned": (None,),
     "random_state": (None, 0, True),

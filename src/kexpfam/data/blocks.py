@@ -17,7 +17,7 @@ import numpy as np
 from kexpfam.data.frames import layout_of
 from kexpfam.progress import Listener, Report
 
-__all__ = ["Overview", "RowBlocks", "Rows", "look_over", "row_blocks", "with_targets"]
+__all__ = ["Overview", "RowBlocks", "Rows", "beside", "look_over", "row_blocks", "with_targets"]
 
 READ_ONCE = (
     "can be read only once, and a fit reads its rows several times: pass something that starts anew each time, such as a list "
@@ -102,16 +102,18 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
     return RowBlocks(lambda: map(_block, source)) if bare and isinstance(source, Iterable) else None
 
 
-def with_targets(blocks: RowBlocks, y: Any, settings: Rows) -> RowBlocks:
+def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
     """Return blocks of pairs (X, y); y is the name of a column or a list of them, or as many rows as there are in the blocks.
 
     Targets without a block of their own to stand in are an array, a frame, or the path of a .npy file.
     """
     named = isinstance(y, str) and Path(y).suffix != ".npy"
-    if named or (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
+    listed = isinstance(y, list | tuple) and y and len(y) != blocks.rows and all(isinstance(name, str) for name in y)
+    if named or listed:
         return RowBlocks(lambda: (_separated(block, y) for block in blocks), blocks.rows)
     if isinstance(y, str | os.PathLike):
         y = _mapped(Path(y))
+    y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
         raise TypeError(f"the targets of rows in blocks are names of columns, or an array of all rows; got {type(y).__name__}.")
     return RowBlocks(lambda: beside(blocks, y, "y"), blocks.rows)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam.data.blocks import Rows
 from kexpfam.data.columns import check_columns, check_kinds, check_targets
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import Sample
@@ -26,8 +27,8 @@ from kexpfam.estimators.base import (
     warn_of_uncertain_normaliser,
     whole,
 )
-from kexpfam.estimators.kernel_model import KernelModel
 from kexpfam.estimators.showing import remembered
+from kexpfam.estimators.streaming import Streamed
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import (
@@ -56,7 +57,7 @@ class NearlyDeterministicWarning(UserWarning):
     """The targets are (nearly) a function of the inputs: no likelihood is high enough, and its height says little."""
 
 
-class KernelExpFamily(DensityEstimator, KernelModel):
+class KernelExpFamily(Streamed, DensityEstimator):
     r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood.
 
     Everything left at ``None`` is chosen from the training data (see ``selection_`` after the fit).
@@ -98,6 +99,8 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         What learned bases may cost: fewer or more members and epochs; "best" learns them for few columns too.
     learned : Learned or None
         How learned bases are trained, in place of what ``effort`` stands for.
+    rows : Rows or None
+        How many rows are held, kept and read at a time; see ``docs/many-rows.md``.
     random_state : int, RandomState or None
         Same seed, same result.
     progress : bool or callable
@@ -122,6 +125,8 @@ class KernelExpFamily(DensityEstimator, KernelModel):
     columns_ : dict
         The kind of each column, by name or position.
     n_features_in_ : int
+    n_rows_ : int
+        The rows that the model was fitted to, of which ``training_data_`` keeps some.
 
     Examples
     --------
@@ -137,7 +142,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
 
     _stored = (
         *("density_", "_problem", "_training", "candidates_", "polish_", "solution_", "selection_"),
-        *("lengthscale_", "rkhs_penalty_", "base_", "_columns"),
+        *("lengthscale_", "rkhs_penalty_", "base_", "_columns", "n_rows_"),
     )
 
     def __init__(
@@ -157,6 +162,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         integration: Integration | None = None,
         effort: str = "default",
         learned: Learned | None = None,
+        rows: Rows | None = None,
         random_state: Seed = None,
         progress: bool | Listener = False,
         checkpoint: str | os.PathLike | None = None,
@@ -175,6 +181,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         self.integration = integration
         self.effort = effort
         self.learned = learned
+        self.rows = rows
         self.random_state = random_state
         self.progress = progress
         self.checkpoint = checkpoint
@@ -223,7 +230,7 @@ class KernelExpFamily(DensityEstimator, KernelModel):
         return FeatureSpace(Constant(), RandomFeatures.draw(kernel, dim, count=self.n_centres, key=key))
 
 
-class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
+class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
     r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))`, by penalised maximum likelihood.
 
     f lies in the RKHS of the product kernel :math:`k(x, x') k(y, y')`. Everything left at ``None`` is chosen from the training
@@ -268,6 +275,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         What learned bases may cost: fewer or more members and epochs; "best" learns them for few columns too.
     learned : Learned or None
         How learned bases are trained, in place of what ``effort`` stands for.
+    rows : Rows or None
+        How many rows are held, kept and read at a time; see ``docs/many-rows.md``.
     random_state : int, RandomState or None
         Same seed, same result.
     progress : bool or callable
@@ -292,6 +301,8 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
     columns_, target_columns_ : dict
         The kind of each column of X and of y, by name or position.
     n_features_in_ : int
+    n_rows_ : int
+        The rows that the model was fitted to, of which ``training_data_`` keeps some.
 
     Examples
     --------
@@ -311,6 +322,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
     _stored = (
         *("density_", "_problem", "_training", "_training_targets", "_flat_targets", "candidates_", "polish_", "solution_"),
         *("selection_", "lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "base_", "_columns", "_target_columns"),
+        "n_rows_",
     )
 
     def __init__(
@@ -332,6 +344,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         integration: Integration | None = None,
         effort: str = "default",
         learned: Learned | None = None,
+        rows: Rows | None = None,
         random_state: Seed = None,
         progress: bool | Listener = False,
         checkpoint: str | os.PathLike | None = None,
@@ -352,6 +365,7 @@ class ConditionalKernelExpFamily(ConditionalEstimator, KernelModel):
         self.integration = integration
         self.effort = effort
         self.learned = learned
+        self.rows = rows
         self.random_state = random_state
         self.progress = progress
         self.checkpoint = checkpoint

@@ -2,7 +2,7 @@
 
 import abc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam import storage
+from kexpfam.data.blocks import Rows
 from kexpfam.data.kinds import AbstractKind, Bounded, Integer, Positive, Real
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -21,7 +22,7 @@ from kexpfam.estimators.reading import TableReader
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
 from kexpfam.fit.learned import EFFORTS, Learned, learn
 from kexpfam.fit.polish import Polish
-from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
+from kexpfam.fit.problem import Problem, Solution, Solver, mean_feature, solver_from
 from kexpfam.fit.select import (
     FEW_DIMS,
     Context,
@@ -63,7 +64,7 @@ MIXTURE_PARTS = 3
 KEYS = 5
 
 
-class Rows(NamedTuple):
+class Training(NamedTuple):
     """The training rows in the data's units, and their conditions in model units."""
 
     targets: np.ndarray
@@ -106,7 +107,7 @@ class KernelModel(TableReader):
         self._problem = self.solution_ = self.selection_ = self.polish_ = None
         self.lengthscale_, self.rkhs_penalty_, self.base_ = None, None, None
         inputs = self._inputs(X)
-        rows, keys = Rows(targets, inputs.to_model(X), inputs, self._weight), keys_from(self.random_state, KEYS)
+        rows, keys = Training(targets, inputs.to_model(X), inputs, self._weight), keys_from(self.random_state, KEYS)
         mixed = self._checked_kinds(targets)
         bounded = not mixed and self._support(targets) is not None
         names = self._contenders(rows.effective, targets.shape[1], X.shape[1], bounded=bounded, mixed=mixed)
@@ -170,7 +171,9 @@ class KernelModel(TableReader):
             return ("kernel", "chain") if dim == 1 and rows <= MOST_CONDITIONAL_ROWS else ("chain",)
         return ("kernel", "chain") if few else ("chain",) if bounded else ("kernel", "mixture", "chain")
 
-    def _pose_kernel(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed | None:
+    def _pose_kernel(
+        self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool
+    ) -> Posed | None:
         """Return the kernel model, once its settings are found; none if f would depend on too many coordinates."""
         targets, condition, _, weight = rows
         solver, seed = self._checked_solver(targets.shape[1], condition.shape[1]), seed_from(keys[0])
@@ -197,7 +200,7 @@ class KernelModel(TableReader):
         sample: Sample,
         scaling: Scaling,
         mixture: AbstractMeasure | None,
-        rows: Rows,
+        rows: Training,
         solver: Solver,
         keys: list[Key[Array, ""]],
         listener: Listener | None,
@@ -206,7 +209,9 @@ class KernelModel(TableReader):
         settings, base = selection.settings, selection.base
         part, part_base, proposal = reduced(sample, base, settings.dims, mixture or base)
         space = self._space(part, settings, seed_from(keys[0]), key=keys[1])
-        problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, self.integration or Integration())
+        mean = None if sample.conditional else mean_feature(space, self._samples(scaling, settings.dims, listener) or [part])
+        integration = self.integration or Integration()
+        problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
         checkpoint = storage.Checkpoint(self.checkpoint, (problem, solver)) if self.checkpoint is not None else None
         solution = solver.solve(problem, key=keys[2], report=listener, checkpoint=checkpoint)
         completion = None if len(settings.dims) == sample.target.shape[1] else Completion(base, settings.dims)
@@ -214,7 +219,11 @@ class KernelModel(TableReader):
         self.lengthscale_, self.rkhs_penalty_, self.base_ = settings.lengthscale, settings.rkhs_penalty, base
         return self._density(problem, solution, scaling, Inputs.of(rows.inputs, rows.condition), completion, key=keys[3])
 
-    def _pose_mixture(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
+    def _samples(self, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None) -> Iterable[Sample] | None:
+        """Return all rows in model units, block by block, or None if all of them are held."""
+        return None
+
+    def _pose_mixture(self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a plain mixture of normals."""
         logs = _logs(self._described.kinds)
         scaling, seed = Scaling.standardising(rows.targets, weight=rows.weight, logs=logs), seed_from(keys[0])
@@ -225,7 +234,7 @@ class KernelModel(TableReader):
         held_out = mixture_held_out(points, shape, parts, **how) + scaling.log_jacobian(rows.targets)
         return Posed(held_out, lambda: LawDensity(fit_mixture(points, shape, **how), scaling))
 
-    def _pose_chain(self, rows: Rows, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
+    def _pose_chain(self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a learned chain."""
         targets, condition, inputs, weight = rows
         settings, kinds = self.learned or EFFORTS[self.effort], self._described.kinds
@@ -330,7 +339,7 @@ class KernelModel(TableReader):
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if self.n_centres is not None:
             whole("n_centres", self.n_centres, 1)
-        for name, record in (("search", Search), ("integration", Integration), ("learned", Learned)):
+        for name, record in (("search", Search), ("integration", Integration), ("learned", Learned), ("rows", Rows)):
             if not isinstance(getattr(self, name), record | None):
                 raise TypeError(f"{name} must be a {record.__name__} or None, got {shown(getattr(self, name))}.")
         solver = solver_from(self.solver, conditional=condition_dim > 0)

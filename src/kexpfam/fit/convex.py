@@ -123,6 +123,9 @@ def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
     sample, space = problem.sample, problem.space
     conditions = distinct_conditions(sample)
     phi = space.condition.matrix(conditions.values)
+    if problem.mean_feature is not None:
+        mean_feature = np.asarray(problem.mean_feature)
+        return Likelihood(mean_feature, space.target.node_matrix(nodes), nodes.log_weights[None], conditions.shares, phi)
     # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
     mean = conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()
     return Likelihood(mean.T.ravel(), space.target.node_matrix(nodes), nodes.log_weights[None], conditions.shares, phi)

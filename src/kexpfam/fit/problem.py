@@ -4,12 +4,13 @@ import abc
 import enum
 import importlib
 import inspect
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.integrate.nodes import Integration, integration_nodes, uses_grid
@@ -18,7 +19,7 @@ from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
 
-__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "check_at_least", "solver_from"]
+__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "check_at_least", "mean_feature", "solver_from"]
 
 
 class Problem(eqx.Module):
@@ -26,6 +27,9 @@ class Problem(eqx.Module):
 
     ``proposal`` is any guess of the density: importance draws come from it and the base. Only the coordinates that f
     depends on are in a problem; what the base says about the others is put back in ``density.Completion``.
+
+    ``mean_feature`` is the mean of the features over all rows, of which the sample may then be only some; without it, or in
+    another space, the mean over the sample stands for it. Under conditions there is none.
     """
 
     sample: Sample
@@ -34,6 +38,7 @@ class Problem(eqx.Module):
     rkhs_penalty: float
     proposal: AbstractMeasure
     integration: Integration = Integration()
+    mean_feature: Float[AnyArray, " r"] | None = None
 
     @property
     def conditional(self) -> bool:
@@ -51,7 +56,15 @@ class Problem(eqx.Module):
 
     def within(self, space: FeatureSpace) -> "Problem":
         """Return the problem with f in another space: some solvers choose the space as they go."""
-        return Problem(self.sample, self.base, space, self.rkhs_penalty, self.proposal, self.integration)
+        mean = self.mean_feature if self.mean_feature is not None and eqx.tree_equal(space, self.space) else None
+        return Problem(self.sample, self.base, space, self.rkhs_penalty, self.proposal, self.integration, mean)
+
+    def trimmed(self, rows: np.ndarray) -> "Problem":
+        """Return the problem with some of its rows, and the range of all: what it knows of the others is their mean feature."""
+        assert self.mean_feature is not None, "without the mean of all rows the sample is all there is"
+        target = np.asarray(self.sample.target)
+        ends = np.concatenate([target.argmin(axis=0), target.argmax(axis=0)])
+        return eqx.tree_at(lambda problem: problem.sample, self, self.sample.rows(np.union1d(rows, ends)))
 
     def nodes(
         self,
@@ -164,6 +177,15 @@ def solver_from(given: Any, *, conditional: bool) -> Solver:
     if conditional and not given.knows_conditions:
         raise ValueError(f"{type(given).__name__} knows no condition: for p(y | x) use solver='auto', 'exact' or 'dde'.")
     return given
+
+
+def mean_feature(space: FeatureSpace, samples: Iterable[Sample]) -> np.ndarray:
+    """Return the mean of the features of the target over all rows of some samples, which are gone through one by one."""
+    total, count = np.zeros(space.target.size), 0.0
+    for sample in samples:
+        total = total + space.target.total(sample.target, sample.weight)
+        count += len(sample) if sample.weight is None else float(np.sum(sample.weight))
+    return total / count
 
 
 def check_at_least(record: eqx.Module, least: float, *names: str) -> None:

@@ -197,7 +197,7 @@ class Inputs(eqx.Module):
         """Return the inputs whose training rows, in model units, are these."""
         return cls(scaling, condition.min(0), condition.max(0))
 
-    def to_model(self, X: Float[AnyArray, "n p"]) -> Float[AnyArray, "n p"]:
+    def to_model(self, X: Float[AnyArray, "n p"]) -> Float[AnyArray, "n q"]:
         """Return the rows in model units, kept near the training range; a column that was constant stays so."""
         margin = np.where(self.high > self.low, CONDITION_MARGIN, 0.0)
         return X.__array_namespace__().clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
@@ -334,7 +334,7 @@ class Density(AbstractDensity):
         nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
         return Density(self.tilt.given(condition), sampler, self.scaling, nothing, estimate, nodes, None, None)
 
-    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n p"]:
+    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n q"]:
         if not self.conditional:
             return np.zeros((rows, 0))
         if X is None:

@@ -136,7 +136,7 @@ class LearnedDensity(AbstractDensity):
         draws = self.sample(MEAN_DRAWS, X, key=jr.key(0))
         return draws.mean(axis=-2, keepdims=not self.conditional)
 
-    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n p"]:
+    def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n q"]:
         if self.at is not None:
             return np.tile(self.at, (rows, 1))
         if not self.conditional:

@@ -66,6 +66,10 @@ class AbstractSpan(eqx.Module):
         """Return frequencies at which these functions of ``dim`` coordinates vary; of unit size if nothing is known."""
         return jr.normal(key, (count, dim))
 
+    def total(self, points: AnyArray, counts: np.ndarray | None = None) -> Float[np.ndarray, " r"]:
+        """Return the sum of the features over rows, each as often as it counts; only some of them are there at a time."""
+        return _summed(self.features, points, counts)
+
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
         """Return the features of nodes, of which a grid may be cheaper than so many points."""
         return self.matrix(nodes.points)
@@ -124,6 +128,11 @@ class KernelSpan(AbstractSpan):
         if not isinstance(self.kernel, AbstractStationary):
             return super().waves(count, dim, key=key)
         return self.kernel.frequencies(count, dim, key=key)
+
+    def total(self, points: AnyArray, counts: np.ndarray | None = None) -> Float[np.ndarray, " r"]:
+        # The whitening of a sum costs what that of a single row does.
+        gram = lambda part: self.kernel.gram(part.astype(self.whitening.dtype), self.centres)
+        return _summed(gram, points, counts) @ self.whitening
 
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
@@ -306,6 +315,16 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_P
     starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
     with double_precision():
         return np.concatenate([np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts])
+
+
+def _summed(compute: Callable, points: AnyArray, counts: np.ndarray | None) -> np.ndarray:
+    """Return the sum over rows of ``compute``, some rows at a time."""
+    total: Any = 0.0
+    for start in range(0, max(len(points), 1), ROWS_PER_CHUNK):
+        rows = slice(start, start + ROWS_PER_CHUNK)
+        found = in_chunks(compute, points[rows])
+        total = total + (found.sum(axis=0) if counts is None else counts[rows] @ found)
+    return total
 
 
 @eqx.filter_jit
