@@ -16,6 +16,7 @@ from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.judge.bands import simultaneous_limits
+from kexpfam.plot.numbers import training_rows
 
 LENGTHSCALES = {1: 1.0, 2: 1.0, 4: [1.0, 1.0, np.inf, np.inf]}
 
@@ -439,3 +440,17 @@ def test_a_feature_can_be_named(conditional):
     assert axis.get_xlabel().startswith("slope")
     with pytest.raises(ValueError, match="unknown feature 'width': choose one of depth, slope"):
         plot.plot_conditional(conditional, feature="width")
+
+
+def test_rows_are_shown_as_often_as_their_weights_say():
+    data = data_of(1)
+    weight = np.arange(len(data)) % 3
+    model = GaussianMixtureDensity(random_state=0).fit(data, sample_weight=weight)
+    (shown,) = training_rows(model)
+    np.testing.assert_allclose(np.sort(shown, axis=0), np.sort(np.repeat(data, weight, axis=0), axis=0), atol=1e-12)
+    model.fit(data, sample_weight=weight + 0.5)
+    (shown,) = training_rows(model)
+    assert len(shown) == len(data)
+    # In equal steps of the cumulated weights no share is off by more than a row.
+    counts = np.array([np.sum(np.isclose(shown[:, 0], value)) for value in data[:, 0]])
+    assert np.abs(counts - len(data) * (weight + 0.5) / np.sum(weight + 0.5)).max() < 1.0

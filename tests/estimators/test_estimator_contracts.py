@@ -181,6 +181,16 @@ def test_a_plot_is_a_figure(fitted):
     assert named and all(axis.get_xlabel() and axis.get_ylabel() for axis in named)
 
 
+@pytest.mark.slow
+def test_a_report_is_a_page_with_the_verdict(fitted, tmp_path):
+    model, rows = fitted
+    page = model.report(tmp_path / "report.html", *rows)
+    assert (tmp_path / "report.html").read_text("utf-8") == page.html
+    assert f"<strong>{model.diagnose().verdict}.</strong>" in page.html
+    assert page.html.count("<svg") >= 4
+    assert type(model).__name__ in page.html and f"{ROWS} held-out rows" in page.html
+
+
 def test_warnings_point_at_the_line_that_called_fit(tmp_path):
     # In a process of its own: the checks of types that tests run under put frames between the calls.
     script = tmp_path / "warned.py"

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.random as jr
@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
 from kexpfam.data.frames import as_table, framed, layout_of
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import Weighted, checked_weights, counted_mean, effective_rows, is_whole
@@ -300,10 +301,16 @@ class ConditionalEstimator(Predictive, Estimator):
         row = self._checked_features(self._one_row(x))
         if len(row) != 1:
             raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
-        features = self._names or [f"x{k}" for k in range(len(row[0]))]
-        given = GivenDensity(self.density_.given(row[0]), self._flat_targets, self._draws)
-        given.condition = {str(name): float(value) for name, value in zip(features, row[0], strict=True)}
+        return self._given(row[0])
+
+    def _given(self, row: np.ndarray) -> "GivenDensity":
+        """Return the density under a condition that was checked and is numbers."""
+        features, cells = self._names or numbered(len(row)), getattr(self, "_columns", None)
+        shown_row = row if cells is None else cells.decode(row[None])[0]
+        given = GivenDensity(self.density_.given(row), self._flat_targets, self._draws)
+        given.condition = {str(name): value for name, value in zip(features, shown_row, strict=True)}
         given.target_names = getattr(self, "target_names_", None)
+        given.target_kinds = getattr(getattr(self, "_target_columns", None), "kinds", ())
         return given
 
     @property
@@ -351,8 +358,9 @@ class ConditionalEstimator(Predictive, Estimator):
 class GivenDensity:
     """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
 
-    condition: dict[str, float] | None = None
+    condition: dict[str, Any] | None = None
     target_names: list[str] | None = None
+    target_kinds: Sequence[AbstractKind] = ()
 
     def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
         self.density, self._flat, self._draws = density, flat, draws

@@ -129,6 +129,6 @@ def _table(X: Any) -> Any:
     return X if hasattr(X, "columns") or isinstance(X, np.ndarray) else np.array(X, dtype=object)
 
 
-def _of_targets(wanted: Any) -> dict[Any, AbstractKind] | None:
+def _of_targets(wanted: Any) -> dict[Any, Any] | None:
     """Return the kinds of targets; a kind alone is that of the only one."""
     return wanted if wanted is None or isinstance(wanted, dict) else {0: as_kind(wanted)}

@@ -28,6 +28,7 @@ __all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "
 # The certificate's key is apart from those of the other measurements.
 CERTIFICATE = 1
 SUSPICIOUS_P_VALUE = 0.01
+PASS_ROWS = "Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated."
 
 
 class Judgement(eqx.Module):
@@ -276,5 +277,5 @@ def judge(
         advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
     verdict = "poor" if poor else "fair" if advice else "good"
     if conditional and calibration is None:
-        advice.append("Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated.")
+        advice.append(PASS_ROWS)
     return verdict, tuple(advice)

@@ -12,7 +12,7 @@ from kexpfam.fit.polish import Polish
 from kexpfam.fit.stack import Candidate
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.conformal import Conformal
-from kexpfam.judge.diagnosis import SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
+from kexpfam.judge.diagnosis import PASS_ROWS, SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
 from kexpfam.model.density import LARGE_ERROR, Estimate
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import CELLS, LearnedDensity, Stack
@@ -89,8 +89,10 @@ def diagnose_stack(
     if calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE:
         verdicts.append("fair")
         advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
-    if density.conditional and calibration is None and kernel is None:
-        advice.append("Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated.")
+    # Rows are passed to the whole and not to its parts, which ask for them in any case.
+    advice = [line for line in advice if line != PASS_ROWS]
+    if density.conditional and calibration is None:
+        advice.append(PASS_ROWS)
     verdict = min(verdicts, key=VERDICTS.index)
     return StackDiagnosis(tuple(candidates), kernel, judged, calibration, verdict, tuple(advice))
 

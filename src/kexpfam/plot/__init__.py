@@ -9,11 +9,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import Estimator
 from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
 from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
 from kexpfam.plot.marginals import plot_marginal
+from kexpfam.plot.numbers import kinds_of
 from kexpfam.plot.pairs import plot_pairs
 from kexpfam.plot.ranking import plot_ranking
 from kexpfam.plot.steps import plot_snapshots, plot_trace
@@ -39,6 +41,6 @@ def plot_model(estimator: Estimator, *args: Any, **kwargs: Any) -> Figure:
     """Return the picture that suits the model: its density, its intervals along a feature, or the pairs of its targets."""
     if not estimator.conditional:
         return plot_density(estimator, *args, **kwargs)  # type: ignore[arg-type]
-    targets = estimator.training_data_[1]  # type: ignore[attr-defined]
-    several = targets.ndim == 2 and targets.shape[1] > 1
-    return (plot_targets if several else plot_conditional)(estimator, *args, **kwargs)  # type: ignore[operator, arg-type]
+    width = estimator._training_targets.shape[1]  # type: ignore[attr-defined]
+    labels = isinstance(kinds_of(estimator, estimator.n_features_in_, width).targets[0], Category)
+    return (plot_targets if width > 1 or labels else plot_conditional)(estimator, *args, **kwargs)  # type: ignore[operator, arg-type]

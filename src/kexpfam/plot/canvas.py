@@ -19,9 +19,9 @@ __all__ = [
     "bare_arrays",
     "column_at",
     "comparable",
-    "drawn",
     "feature_names",
     "frame",
+    "legend_above",
     "one_panel",
     "panels",
     "plain_text",
@@ -72,6 +72,11 @@ def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = Fal
     return cast(Figure, ax.figure), ax
 
 
+def legend_above(axis: Axes) -> None:
+    """Name what is drawn above the panel, where it covers nothing."""
+    axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, frameon=False, borderaxespad=0.0, handlelength=1.4)
+
+
 def plain_text(axis: Axes) -> None:
     """Have labels and title shown as they are: a dollar in the name of a column starts no formula."""
     for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
@@ -108,11 +113,6 @@ def column_at(wanted: int | str, names: Sequence[str], what: str = "feature") ->
     return int(wanted)
 
 
-def drawn(estimator: Any, X: np.ndarray, count: int, random_state: Any) -> np.ndarray:
-    """Return draws under each condition, (rows, count, targets), as an array whatever the estimator gives back to users."""
-    return np.asarray(estimator._draws(estimator.density_, count, random_state, 0, X))
-
-
 def some_rows(rows: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """Return the rows, or ``most`` of them in equal steps where there are more."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
@@ -120,9 +120,9 @@ def some_rows(rows: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
 
 def frame(data: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the corners of a box around the data and all but the outermost draws, which would make the rest small."""
-    shown = np.concatenate([data, np.percentile(draws, [0.5, 99.5], axis=0)])
-    margin = 0.08 * np.ptp(shown, axis=0)
-    return shown.min(0) - margin, shown.max(0) + margin
+    shown = np.concatenate([data, np.nanpercentile(draws, [0.5, 99.5], axis=0)])
+    low, high = np.nanmin(shown, axis=0), np.nanmax(shown, axis=0)
+    return low - 0.08 * (high - low), high + 0.08 * (high - low)
 
 
 def comparable(spans: np.ndarray) -> bool:

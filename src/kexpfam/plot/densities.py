@@ -18,12 +18,14 @@ from kexpfam.plot.canvas import (
     comparable,
     feature_names,
     frame,
+    legend_above,
     one_panel,
     panels,
     scatter,
     some_rows,
 )
-from kexpfam.plot.marginals import histogram
+from kexpfam.plot.marginals import histogram, plot_marginal
+from kexpfam.plot.numbers import drawn, kinds_of, levels_of, numbers_of, training_rows
 from kexpfam.plot.pairs import plot_pairs
 
 __all__ = ["line", "plot_density"]
@@ -53,20 +55,26 @@ def plot_density(
     """
     several = getattr(estimator, "n_features_in_", 0) > 2
     count = n_samples or (SMOOTH_DRAWS if several else PLAIN_DRAWS)
-    draws = np.asarray(estimator.sample(count, random_state=random_state))
-    data = getattr(estimator, "training_data_", draws) if data is None else data
-    rows, names = np.asarray(data), feature_names(estimator, draws.shape[1])
+    draws = drawn(estimator, count, random_state)
+    if data is not None:
+        (rows,) = numbers_of(estimator, data)
+    else:
+        rows = training_rows(estimator)[0] if hasattr(estimator, "density_") else draws
+    names, kinds = feature_names(estimator, draws.shape[1]), kinds_of(estimator, 0, draws.shape[1])
+    numeric = not any(kind.discrete for kind in kinds.targets) and not np.any(np.isnan(rows))
+    if draws.shape[1] == 1 and not numeric:
+        return plot_marginal(rows, draws, name=names[0], levels=levels_of(kinds.targets[0]), ax=ax)
     if draws.shape[1] == 1:
         return _plot_line(estimator, rows, draws, names, ax)
-    if draws.shape[1] == 2:
+    if draws.shape[1] == 2 and numeric:
         return _plot_plane(estimator, rows, draws, names, ax)
     shown = [column_at(one, names, "column") for one in (range(len(names)) if dims is None else dims)]
     rows, draws, names = rows[:, shown], draws[:, shown], [names[k] for k in shown]
-    if len(shown) == 2:
+    if len(shown) == 2 and numeric:
         return _plot_clouds(rows, draws, names, ax)
     if ax is not None:
         raise ValueError("pairs of more than two columns need a figure of their own: choose two with dims=, or leave ax alone.")
-    return plot_pairs(rows, draws, names)
+    return plot_pairs(rows, draws, names, levels=[levels_of(kinds.targets[k]) for k in shown])
 
 
 def line(axis: Axes, density: Any, around: np.ndarray) -> np.ndarray:
@@ -84,7 +92,7 @@ def _plot_line(estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[
     figure, axes = panels(2, width=4.5, height=3.6) if both else _as_list(one_panel(ax, width=4.5, height=3.6))
     histogram(axes[0], data[:, 0], draws[:, 0])
     points = line(axes[0], estimator, data)
-    axes[0].legend(frameon=False)
+    legend_above(axes[0])
     if both:
         axes[1].plot(points[:, 0], estimator.potential(points), color=MODEL_COLOUR)
         axes[1].set_title("learned f = log p - log p0 + log Z")

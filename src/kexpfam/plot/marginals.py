@@ -1,34 +1,47 @@
 """One column at a time: the histogram of the data, and over it what the model says."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, one_panel
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, one_panel
 
-__all__ = ["histogram", "plot_marginal"]
+__all__ = ["histogram", "name_levels", "plot_marginal"]
 
 # A column with no more distinct values than this is shown as shares of each.
 MOST_VALUES = 20
 FEWEST_BARS, MOST_BARS = 15, 40
+# Labels up to the first length lie flat below a panel, and are cut at the second.
+SHORT_LABEL, LONGEST_LABEL = 4, 14
 # Places of the curve that draws are smoothed to, within the width of a bar.
 FINE = 16
 
 
 def plot_marginal(
-    values: ArrayLike, draws: ArrayLike | None = None, *, name: str = "x", ax: Axes | None = None, labels: bool = True
+    values: ArrayLike,
+    draws: ArrayLike | None = None,
+    *,
+    name: str = "x",
+    levels: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    labels: bool = True,
 ) -> Figure:
     """Return the histogram of one column, and over it the density of draws of a model: it takes some thousands to be smooth.
 
-    A column of few distinct values is shown as the share of each, draws counted with the value that is nearest.
+    A column of few distinct values is shown as the share of each, draws counted with the value that is nearest; ``levels`` are
+    the labels of a category, whose values are their places. Gaps (NaN) are left out.
     """
     figure, axis = one_panel(ax, width=3.4, height=2.6)
     column = np.asarray(values, float).ravel()
     column = column[np.isfinite(column)]
     drawn = None if draws is None else np.asarray(draws, float).ravel()
-    distinct = np.unique(column)
-    if len(distinct) <= MOST_VALUES:
+    drawn = None if drawn is None else drawn[np.isfinite(drawn)]
+    distinct = np.unique(column) if levels is None else np.arange(len(levels), dtype=float)
+    if len(distinct) <= MOST_VALUES or levels is not None:
         _shares(axis, column, distinct, drawn)
     else:
         edges = histogram(axis, column)
@@ -37,9 +50,20 @@ def plot_marginal(
             axis.plot(points, density, color=MODEL_COLOUR, linewidth=2.0, label="model")
         axis.set_ylabel("density")
     axis.set_xlabel(name)
+    if levels is not None:
+        name_levels(axis.xaxis, levels)
     if labels and drawn is not None:
-        axis.legend(frameon=False)
+        legend_above(axis)
     return figure
+
+
+def name_levels(axis: XAxis | YAxis, levels: Sequence[str]) -> None:
+    """Put the labels of a category, the first few of many, where their codes are."""
+    shown = [level if len(level) <= LONGEST_LABEL else f"{level[: LONGEST_LABEL - 1]}…" for level in levels[:MOST_VALUES]]
+    axis.set_ticks(list(range(len(shown))), shown)
+    for label in axis.get_ticklabels():
+        label.set_parse_math(False)
+        label.set_rotation(30 if isinstance(axis, XAxis) and max(map(len, shown)) > SHORT_LABEL else 0)
 
 
 def histogram(axis: Axes, data: np.ndarray, draws: np.ndarray | None = None) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kexpfam.data.columns import check_columns, check_targets
+from kexpfam.data.kinds import AbstractKind, Category
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
 from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.model.distributions import AbstractDensity
@@ -21,6 +22,8 @@ from kexpfam.plot import (
     plot_trace,
 )
 from kexpfam.plot.canvas import panels
+from kexpfam.plot.conditionals import cell
+from kexpfam.plot.numbers import levels_of, training_rows
 from kexpfam.report.page import code, drawing, grid, items, paragraph, section, table, text
 from kexpfam.report.subject import Subject
 from kexpfam.report.trials import trials_table
@@ -46,8 +49,8 @@ def title_of(subject: Subject) -> str:
 def header(subject: Subject) -> str:
     """Return what was fitted, and the verdict in words."""
     model, diagnosis = subject.model, subject.diagnosis
-    rows = len(model.training_data_[0] if model.conditional else model.training_data_)
-    what = f"{type(model).__name__}, fitted to {rows:,} rows" + (
+    weighted = f" (with weights, {model._effective_rows:,.0f} in effect)" if getattr(model, "_weight", None) is not None else ""
+    what = f"{type(model).__name__}, fitted to {len(model.training_weight_):,} rows{weighted}" + (
         f": {_count(len(subject.targets), 'target')} given {_count(len(subject.features), 'feature')}."
         if subject.conditional
         else f" of {_count(len(subject.targets), 'column')}."
@@ -74,42 +77,49 @@ def fitted(subject: Subject) -> str:
 
 def columns(subject: Subject) -> str:
     """Return the columns, their values, and what the model says of each on its own."""
-    both = [
-        *((name, "feature") for name in subject.features),
-        *((name, "target" if subject.conditional else "") for name in subject.targets),
-    ]
-    values = np.concatenate([np.asarray(subject.X, float), np.asarray(subject.Y, float)], axis=1)
-    kinds = [str(kind) for kind in getattr(subject.model, "columns_", None) or ()]
-    rows, header = [], ["column", "role", "kind", "smallest", "median", "largest", "distinct"]
-    for k, (name, role) in enumerate(both):
-        column = values[np.isfinite(values[:, k]), k]
-        numbers = [float(column.min()), float(np.median(column)), float(column.max()), len(np.unique(column))]
-        rows.append([name, role, kinds[k] if len(kinds) == len(both) else "", *numbers])
+    wide, names = len(subject.features), [*subject.features, *subject.targets]
+    values, kinds = np.concatenate([subject.X, subject.Y], axis=1), [*subject.kinds.features, *subject.kinds.targets]
+    rows = []
+    for k, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        seen = values[np.isfinite(values[:, k]), k]
+        role = "" if not subject.conditional else "feature" if k < wide else "target"
+        known = "" if subject.kinds.plain else _kind(kind)
+        ends = ["–"] * 3 if isinstance(kind, Category) else [f"{end:.4g}" for end in (seen.min(), np.median(seen), seen.max())]
+        missing = f"{1.0 - len(seen) / len(values):.1%}" if len(seen) < len(values) else ""
+        rows.append([name, role, known, *ends, len(np.unique(seen)), missing])
+    header = ["column", "role", "kind", "smallest", "median", "largest", "distinct", "missing"]
     kept = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
-    wide = len(subject.features)
-    figures = [
-        drawing(
-            plot_marginal(values[:, k], None if k < wide else subject.draws[:, k - wide], name=both[k][0]),
-            f"column{k}",
-            f"{both[k][0]}: {subject.rows}" + ("" if k < wide else " and the density of the model"),
-        )
-        for k in [*range(wide, len(both)), *range(wide)][:MOST_MARGINALS]
-    ]
     shown = table([[row[k] for k in kept] for row in rows], [header[k] for k in kept])
-    return section("Columns", shown, grid(figures))
+    places = [*range(wide, len(names)), *range(wide)][:MOST_MARGINALS]
+    return section("Columns", shown, grid(_marginal(subject, values[:, k], k, names[k], kinds[k]) for k in places))
+
+
+def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind: AbstractKind) -> str:
+    drawn = place - len(subject.features)
+    figure = plot_marginal(values, None if drawn < 0 else subject.draws[:, drawn], name=name, levels=levels_of(kind))
+    what = "" if drawn < 0 else " and the probabilities of the model" if kind.discrete else " and the density of the model"
+    return drawing(figure, f"column{place}", f"{name}: {subject.rows}{what}")
+
+
+def _kind(kind: AbstractKind) -> str:
+    """Return the kind of a column in words."""
+    return f"category of {len(kind.levels)}" if isinstance(kind, Category) else repr(kind).removesuffix("()").lower()
 
 
 def shape(subject: Subject) -> str:
     """Return the picture of the density as a whole."""
     if subject.conditional and len(subject.targets) == 1:
+        if not subject.ordered:
+            return section("The density under three conditions", grid(_given(subject)))
         return section("The density along the features", grid(_bands(subject), large=True), grid(_given(subject)))
     if len(subject.targets) == 1:
         return ""
     caption = f"{subject.rows.capitalize()} and draws of the model"
-    if len(subject.targets) == 2 and not subject.conditional:
-        figure = plot_density(subject.model, subject.Y, random_state=subject.seed)
+    levels = [levels_of(kind) for kind in subject.kinds.targets]
+    if len(subject.targets) == 2 and subject.kinds.plain and not subject.conditional:
+        figure = plot_density(subject.model, *subject.given, random_state=subject.seed)
         return section("Density and draws", drawing(figure, "plane", caption, many=True))
-    figure = plot_pairs(subject.Y, subject.draws, subject.targets)
+    figure = plot_pairs(subject.Y, subject.draws, subject.targets, levels=levels)
     note = ", each under the features of a row." if subject.conditional else "."
     return section("Data and draws, pair by pair", drawing(figure, "pairs", caption + note, many=True))
 
@@ -119,7 +129,7 @@ def calibration(subject: Subject) -> str:
     needed, regions, found = subject.coverage
     note = "" if subject.unseen else " These are the rows of the fit, which flatter it: pass held-out rows for a fair check."
     if found is not None:
-        name = "randomised PIT" if found.randomised else f"PIT, F({subject.targets[0]} | features)"
+        name = found.words[0]
         caption = f"Flat within the band if calibrated; KS p = {found.ks_p_value:.2g}."
         first = drawing(plot_pit(found.pit, name=name), "pit", caption)
     else:
@@ -195,7 +205,8 @@ def calls(subject: Subject) -> str:
     return section("How to call it", paragraph(text(order), kind="soft"), code(*load, *lines), code(*shell))
 
 
-SECTIONS = (header, fitted, columns, shape, calibration, relevance, search, calls)
+# The pictures come first, and the numbers behind them where one looks for them.
+SECTIONS = (header, shape, columns, calibration, relevance, fitted, search, calls)
 
 
 def _in_words(subject: Subject) -> list[str]:
@@ -218,12 +229,11 @@ def _in_words(subject: Subject) -> list[str]:
 
 def _bands(subject: Subject) -> list[str]:
     """Return the intervals along the features that tell most."""
-    X, Y = subject.some()
     others = ", the other features at their medians" if len(subject.features) > 1 else ""
     figures = []
     for k, name in enumerate(list(subject.losses)[:MOST_BANDS]):
         figure, (axis,) = panels(1, width=4.6, height=3.2)
-        plot_conditional(subject.model, X, Y, feature=subject.features.index(name), ax=axis)
+        plot_conditional(subject.model, *subject.given, feature=subject.features.index(name), ax=axis)
         axis.set_xlabel(name)
         words = f"{subject.targets[0]} along {name}{others}: median, intervals of 50 % and 90 %, and {subject.rows}."
         figures.append(drawing(figure, f"band{k}", words))
@@ -233,18 +243,20 @@ def _bands(subject: Subject) -> list[str]:
 def _given(subject: Subject) -> list[str]:
     """Return the densities under three conditions: those of a low, a middling and a high prediction."""
     X, _ = subject.some()
-    order, figures = np.argsort(np.asarray(subject.model.predict(X)).ravel()), []
-    for k, (share, words) in enumerate(((0.1, "A low prediction"), (0.5, "A middling one"), (0.9, "A high one"))):
+    order, figures = np.argsort(np.asarray(subject.model.density_.mean(X)).ravel()), []
+    words = ("A low prediction", "A middling one", "A high one") if subject.ordered else ("A row", "Another", "A third")
+    for k, (share, called) in enumerate(zip((0.1, 0.5, 0.9), words, strict=True)):
         row = X[order[int(share * (len(order) - 1))]]
         figure, (axis,) = panels(1, width=3.4, height=2.6)
-        plot_given(subject.model.given(row), ax=axis)
+        given = subject.model._given(row)
+        plot_given(given, ax=axis)
         axis.set_title("")
-        figures.append(drawing(figure, f"given{k}", f"{words}: {_values(subject, row)}."))
+        figures.append(drawing(figure, f"given{k}", f"{called}: {_values(given)}."))
     return figures
 
 
-def _values(subject: Subject, row: np.ndarray) -> str:
-    listed = [f"{name} = {value:.3g}" for name, value in zip(subject.features, row, strict=True)]
+def _values(given: Any) -> str:
+    listed = [f"{name} = {cell(value)}" for name, value in given.condition.items()]
     return ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")
 
 
@@ -256,24 +268,26 @@ def _scales(subject: Subject) -> list[tuple[str, str]]:
     rows = []
     for names, attribute in ((subject.features, "condition_lengthscale_"), (subject.targets, "lengthscale_")):
         scales = getattr(subject.model, attribute, None)
-        if scales is not None and names:
+        places = list(used.get(attribute) or range(len(names)))
+        # Labels have several coordinates each: their length scales have no name to stand beside.
+        if scales is not None and np.size(scales) in (1, len(places)) and names:
             every: np.ndarray = np.full(len(names), np.inf)
-            every[list(used.get(attribute) or range(len(names)))] = np.asarray(scales, float)
+            every[places] = np.asarray(scales, float)
             rows += [(name, shown(scale)) for name, scale in zip(names, every, strict=True)]
     return rows
 
 
 def _warnings(subject: Subject) -> list[str]:
     """Return what a fit to these rows warns of."""
+    model = subject.model
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        training = subject.model.training_data_
-        if subject.conditional:
-            check_targets(training[0], training[1].reshape(len(training[0]), -1), subject.features)
-        else:
-            check_columns(training, subject.targets)
-        if isinstance(subject.model.density_, AbstractDensity):
-            warn_of_uncertain_normaliser(subject.model.density_, subject.X)
+        tables = training_rows(model)
+        if subject.kinds.plain and not any(np.any(np.isnan(part)) for part in tables):
+            check: Any = check_targets if subject.conditional else check_columns
+            check(*tables, subject.features or subject.targets)
+        if isinstance(model.density_, AbstractDensity):
+            warn_of_uncertain_normaliser(model.density_, subject.X)
     uncertain = any("log Z" in line for line in subject.diagnosis.advice)
     return [str(one.message) for one in caught if not (uncertain and issubclass(one.category, UncertainNormaliserWarning))]
 

@@ -7,16 +7,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import key_from
-from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.judge.relevance import Loss, permutation_losses, region_levels
-from kexpfam.plot.canvas import drawn, feature_names, some_rows, target_names
+from kexpfam.plot.canvas import feature_names, some_rows, target_names
+from kexpfam.plot.numbers import Kinds, drawn, kinds_of, numbers_of, training_rows
 
 __all__ = ["Held", "Subject"]
 
 # Rows that are scored, draws that make curves smooth, and draws that a row is ranked among.
 MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
+AnyCalibration = Calibration | JointCalibration
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Held:
     model: Any
     X: np.ndarray
     Y: np.ndarray
-    unseen: bool
     seed: int
+    # The rows as they were given, labels and all; none of the training.
+    given: tuple[Any, ...] = ()
 
     @classmethod
     def against(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int) -> Self:
@@ -36,16 +40,32 @@ class Held:
         if not model.conditional:
             if y is not None:
                 raise ValueError("y is for conditional models: this one is a density of all columns of X.")
-            rows = model._checked_points(X) if unseen else model.training_data_
-            return cls(model, np.zeros((len(rows), 0)), rows, unseen, seed)
+            (rows,) = numbers_of(model, X) if unseen else training_rows(model)
+            return cls(model, np.zeros((len(rows), 0)), rows, seed, (X,) if unseen else ())
         if unseen != (y is not None):
             raise ValueError("give both X and y of held-out rows, or neither to see the training rows.")
-        rows, targets = model._checked_rows(X, y) if unseen else model.training_data_
-        return cls(model, rows, targets.reshape(len(rows), -1), unseen, seed)
+        rows, targets = numbers_of(model, X, y) if unseen else training_rows(model)
+        return cls(model, rows, targets, seed, (X, y) if unseen else ())
+
+    @property
+    def unseen(self) -> bool:
+        """Return whether the rows are others than those of the training."""
+        return bool(self.given)
 
     @property
     def conditional(self) -> bool:
         return self.X.shape[1] > 0
+
+    @property
+    def kinds(self) -> Kinds:
+        """Return the kinds of features and targets."""
+        return kinds_of(self.model, self.X.shape[1], self.Y.shape[1])
+
+    @property
+    def ordered(self) -> bool:
+        """Return whether there is a single target under conditions that has a distribution function: numbers without gaps."""
+        single = self.conditional and self.Y.shape[1] == 1
+        return single and not isinstance(self.kinds.targets[0], Category) and not np.any(np.isnan(self.Y))
 
     @property
     def features(self) -> list[str]:
@@ -69,21 +89,19 @@ class Held:
 
     def log_density(self, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
         """Return the log density of each row."""
-        return np.asarray(self.model.score_samples(X, Y) if self.conditional else self.model.score_samples(Y))
+        return np.asarray(self.model._log_density(self.model.density_, Y, *((X,) if self.conditional else ())))
 
     def drawn(self, X: np.ndarray, count: int) -> np.ndarray:
         """Return draws, ``count`` under each condition or ``count`` in all where there is none."""
-        if self.conditional:
-            return drawn(self.model, X, count, self.seed).reshape(-1, self.Y.shape[1])
-        return np.asarray(self.model._draws(self.model.density_, count, self.seed, 0))
+        return drawn(self.model, count, self.seed, *((X,) if self.conditional else ())).reshape(-1, self.Y.shape[1])
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, Calibration | None]:
+    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
         """Return the level of the region that each row needs, what the regions are, and the calibration of a single target."""
-        if not self.conditional or self.Y.shape[1] > 1:
+        if not self.ordered:
             return self._region_levels(), "regions of highest density", None
-        found = self.model._calibration(*self.some(), key=key_from(self.seed))
-        return np.abs(2.0 * found.pit - 1.0), "central intervals", found
+        found = calibrate(self.model.density_, *self.some(), key=key_from(self.seed))
+        return found.entries, found.words[1], found
 
     def _region_levels(self) -> np.ndarray:
         X, Y = self.some()
@@ -100,14 +118,15 @@ class Subject(Held):
 
     @functools.cached_property
     def diagnosis(self) -> AbstractDiagnosis:
-        """Return the verdict; of a single target with the calibration on unseen rows."""
-        single = self.conditional and self.Y.shape[1] == 1 and self.unseen
-        return self.model.diagnose(*((self.X, self.Y) if single else ()), random_state=self.seed)
+        """Return the verdict; of targets that are numbers without gaps, with the calibration on unseen rows."""
+        numbers = self.conditional and not any(isinstance(kind, Category) for kind in self.kinds.targets)
+        given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
+        return self.model.diagnose(*given, random_state=self.seed)
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, Calibration | None]:
+    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
         known = getattr(self.diagnosis, "calibration", None)
-        return super().coverage if known is None else (np.abs(2.0 * known.pit - 1.0), "central intervals", known)
+        return super().coverage if known is None else (known.entries, known.words[1], known)
 
     @functools.cached_property
     def draws(self) -> np.ndarray:

@@ -1,0 +1,75 @@
+"""Makes the pictures of the README, small ones: pages as Chromium shows them, and what a terminal shows.
+
+Run in the root of the repository: ``python tools/screenshots.py``. Needs the extra ``data`` and a chromium on the path.
+"""
+
+import io
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.datasets import load_benchmark
+
+PICTURES = Path(__file__).parents[1] / "docs" / "images"
+# Few colours and few pixels: what a README shows need not be more.
+COLOURS, WIDTH = 160, 880
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def main() -> None:
+    """Fit two models, write their pages, and take the pictures."""
+    if CHROMIUM is None:
+        raise SystemExit("there is no browser to take pictures with: install chromium.")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page = folder / "geyser.html"
+        geyser(page)
+        save(shot(page, 1080, 1500), "report.png", WIDTH)
+        save(shot(page, 390, 1250, dark=True), "report-phone.png", 320)
+    stream = io.BytesIO()
+    wine().savefig(stream, format="png", dpi=100)
+    save(Image.open(stream), "pairs.png", 640)
+
+
+def geyser(page: Path) -> None:
+    """Write the report of Old Faithful: the wait for an eruption, given how long the last one took; a fifth is held out."""
+    data = load_benchmark("geyser")
+    X, y = pd.DataFrame(data.features, columns=data.feature_names), pd.Series(data.target, name=data.target_name)
+    held_out = np.arange(len(y)) % 5 == 0
+    model = ConditionalKernelExpFamily(effort="fast", random_state=0).fit(X[~held_out], y[~held_out])
+    model.report(page, X[held_out], y[held_out])
+
+
+def wine() -> object:
+    """Return the pair plot of four columns of the wines that scikit-learn brings along."""
+    from sklearn.datasets import load_wine
+
+    table = load_wine(as_frame=True).frame[["alcohol", "flavanoids", "color_intensity", "proline"]]
+    return KernelExpFamily(effort="fast", random_state=0).fit(table).plot()
+
+
+def shot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
+    """Return what a browser window of this size shows."""
+    file = page.with_suffix(".png")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--screenshot={file}", page.as_uri()]
+    subprocess.run([str(CHROMIUM), *options], check=True, capture_output=True, timeout=120)
+    return Image.open(file)
+
+
+def save(picture: Image.Image, name: str, width: int) -> None:
+    """Write a picture in this width and few colours."""
+    picture = picture.convert("RGB").resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
+    few = picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(PICTURES / name, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
