@@ -7,10 +7,12 @@ from oracles import midpoint_grid
 
 from kexpfam import DDE, KernelExpFamily
 from kexpfam.data.sample import Sample
+from kexpfam.fit.dde import persistent
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Status
 from kexpfam.fit.saddle import DoublyDual, SaddleProblem, draw_batch, saddle_terms
+from kexpfam.fit.standing import Standing
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace
@@ -154,3 +156,31 @@ def test_sizes_of_the_saddle_search_are_at_least_one(name):
 def test_the_clipping_norm_is_positive():
     with pytest.raises(ValueError, match="clip must be positive"):
         DoublyDual(clip=0.0)
+
+
+class Hot(DoublyDual):
+    """Players whose health is lost while f is fast."""
+
+    def step(self, problem, state, *, key):
+        new, health = DoublyDual.step(self, problem, state, key=key)
+        return new, health._replace(sampler_gap=jnp.where(self.f_rate > 0.05, jnp.nan, health.sampler_gap))
+
+
+SIZES = {"width": 8, "transport_depth": 1, "nu_depth": 1, "batch_size": 32, "transport_updates": 1, "nu_updates": 1}
+
+
+@pytest.mark.parametrize(("rate", "status"), [(0.3, Status.RAN_ALL_STEPS), (3.0, Status.DIVERGED)])
+def test_a_runaway_goes_on_at_lower_rates_while_there_are_any(problem, rate, status):
+    solver = Hot(f_rate=rate, **SIZES)
+    state = solver.init(problem, jnp.zeros(problem.space.size), key=jr.key(0))
+    outcome = persistent(problem, solver, state, steps=10, key=jr.key(1), stage="test")
+    assert outcome.status is status
+    assert int(outcome.state.step) == (10 if status is Status.RAN_ALL_STEPS else 0)
+
+
+def test_a_run_says_where_it_stands(moons):
+    model = KernelExpFamily(solver=DDE(saddle=SMALL, steps=10), **SETTINGS).fit(moons)
+    facts = model.solution_.facts
+    assert set(Standing._fields) <= set(facts)
+    assert model.solution_.status is Status.RAN_ALL_STEPS  # ten steps from the cold are far from the optimum, and it says so
+    assert facts["shortfall"] > 0.1

@@ -19,7 +19,8 @@ from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.loop import Run, run
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
-from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem
+from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem, State
+from kexpfam.fit.standing import Standing, standing
 from kexpfam.model.density import Sampler
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
@@ -27,12 +28,16 @@ from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import AbstractFunctionSpace
 from kexpfam.progress import Listener
 
-__all__ = ["DDE", "begin", "finish", "pose"]
+__all__ = ["DDE", "begin", "finish", "persistent", "pose"]
 
 # Next to the solution the players need small steps, and f nothing that is let in gradually.
 WARM = DoublyDual(f_rate=0.01, nu_rate=2e-3, transport_rate=2e-5, damping=0.0)
 COLD = DoublyDual()
 WARM_STEPS, COLD_STEPS = 50, 800
+# Without a number of steps a run may go on at its lowest rates, up to this many times as long, and is judged every so often.
+EXTENSION, JUDGED_EVERY = 2, 200
+# A run-away is rolled back and gone on with at a third of the rates, so many times.
+RETREATS, RETREAT = 2, 1.0 / 3.0
 # Draws that decide, on common noise, whether a transport trained from a warm start is kept.
 JUDGED_DRAWS = 4000
 SNAPSHOT_DRAWS = 1000
@@ -44,7 +49,8 @@ class DDE(Solver):
     Parameters
     ----------
     steps : int or None
-        Updates of f; by default 800, from a warm start 50.
+        Updates of f. By default the schedules run over 800, and the run goes on until it has converged, to 1,600 at most;
+        from a warm start 50.
     saddle : DoublyDual or None
         Rates, sizes and nesting of the players, or a wrapper of them from ``kexpfam.paper``.
     warm_start : bool
@@ -55,6 +61,8 @@ class DDE(Solver):
         Keep draws of the sampler along the way.
     distillation : Distillation
         How a warm start's law is distilled.
+    tolerance : float
+        Nats within which f and the sampler's moments have to be, by the sampler's own draws, to be called converged.
     """
 
     steps: int | None = None
@@ -63,6 +71,7 @@ class DDE(Solver):
     polish: bool = False
     snapshots: bool = False
     distillation: Distillation = Distillation()
+    tolerance: float = 0.02
 
     knows_conditions: ClassVar[bool] = True
     records: ClassVar[tuple[str, ...]] = (
@@ -89,14 +98,45 @@ class DDE(Solver):
             state = saddle.init(posed, weights, key=init_key)
         watch = (lambda state: _snapshot(posed, saddle.answer(state), judge_key)) if self.snapshots else None
         options: dict[str, Any] = {"report": report, "checkpoint": checkpoint, "watch": watch, "stage": "saddle point"}
-        outcome = run(posed, saddle, state, steps=self._steps, key=run_key, **options)
+        judge = lambda state: standing(posed, saddle.answer(state), state.metric, key=jr.fold_in(judge_key, int(state.step)))
+        if self.steps is None and self.saddle is None and not self.warm_start:
+            options["stop"] = lambda state: self._is_due(state) and judge(state).within(self.tolerance)
+        steps = self._steps * (EXTENSION if "stop" in options else 1)
+        outcome = persistent(posed, saddle, state, steps=steps, key=run_key, **options)
         answer = saddle.answer(outcome.state)
         ends: dict[str, Any] = {"warm_start": self.warm_start, "polished": self.polish, "keys": (polish_key, judge_key)}
-        return finish(problem, answer.f_weights, answer.transport, reference, outcome, **ends)
+        solution = finish(problem, answer.f_weights, answer.transport, reference, outcome, **ends)
+        if self.polish or not isinstance(outcome.state, State) or outcome.status is Status.NO_STEPS:
+            return solution
+        return self._judged(solution, judge(outcome.state))
+
+    def _is_due(self, state: State) -> bool:
+        return int(state.step) >= self._steps and int(state.step) % JUDGED_EVERY == 0
+
+    def _judged(self, solution: Solution, found: Standing) -> Solution:
+        """Return the solution with where it stands among its facts; it has converged if that is near enough."""
+        converged = solution.status is Status.RAN_ALL_STEPS and found.within(self.tolerance)
+        status = Status.CONVERGED if converged else solution.status
+        return solution._replace(status=status, facts=solution.facts | found._asdict())
 
     @property
     def _steps(self) -> int:
         return (WARM_STEPS if self.warm_start else COLD_STEPS) if self.steps is None else self.steps
+
+
+def persistent(posed: SaddleProblem, saddle: Any, state: Any, *, key: Key[Array, ""], **options: Any) -> Run:
+    """Return a run that goes on from its last healthy state at lower rates if it runs away."""
+    outcome = run(posed, saddle, state, key=key, **options)
+    for again in jr.split(key, RETREATS):
+        if outcome.status is not Status.DIVERGED or not isinstance(saddle, DoublyDual):
+            break
+        rates = lambda players: (players.f_rate, players.nu_rate, players.transport_rate)
+        saddle = eqx.tree_at(rates, saddle, tuple(RETREAT * rate for rate in rates(saddle)))
+        before, outcome = outcome, run(posed, saddle, outcome.state, key=again, **options)
+        names = before.trace.keys() & outcome.trace.keys()
+        trace = {name: np.concatenate([before.trace[name], outcome.trace[name]]) for name in names}
+        outcome = outcome._replace(trace=trace or before.trace or outcome.trace, watched=before.watched | outcome.watched)
+    return outcome
 
 
 def begin(

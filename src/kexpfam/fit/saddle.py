@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, optimiser, scan, stepped
-from kexpfam.fit.natural import Metric, f_gradient, group_rows, lagged
+from kexpfam.fit.natural import Groups, Metric, f_gradient, group_rows, lagged
 from kexpfam.fit.problem import check_at_least
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
 from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
@@ -35,6 +35,7 @@ __all__ = [
     "anchor",
     "carry",
     "draw_batch",
+    "draws_for_f",
     "evaluate_nu",
     "player_gradient",
     "saddle_terms",
@@ -182,6 +183,18 @@ def _best_constant(problem: SaddleProblem, point: Point, batch: Batch) -> Point:
     return eqx.tree_at(lambda p: p.nu.layers[-1].bias, point, replace_fn=lambda bias: (bias - shift).astype(bias.dtype))
 
 
+def draws_for_f(
+    problem: SaddleProblem, point: Point, *, key: Key[Array, ""]
+) -> tuple[Groups, Float[Array, "ge d"], Float[Array, " ge"]]:
+    """Return rows of the data by condition, draws of the sampler under the same conditions, and ``f - nu`` at these."""
+    rows_key, noise_key = jr.split(key)
+    groups = group_rows(problem.sample, key=rows_key)
+    condition = groups.draw_conditions
+    moved = carry(problem, point.transport, draw_each(problem.reference, condition, key=noise_key), condition)
+    ahead = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
+    return groups, moved, ahead - evaluate_nu(problem, point.nu, moved, condition)
+
+
 class Health(NamedTuple):
     """What a reader wants to know after a step; the solver never reads it back."""
 
@@ -315,12 +328,10 @@ class DoublyDual(eqx.Module):
     def _move_f(
         self, problem: SaddleProblem, state: State, decay: Float[Array, ""], key: Key[Array, ""]
     ) -> tuple[State, Health]:
-        rows_key, noise_key, batch_key = jr.split(key, 3)
-        point, groups = state.point, group_rows(problem.sample, key=rows_key)
-        condition = groups.draw_conditions
-        moved = carry(problem, point.transport, draw_each(problem.reference, condition, key=noise_key), condition)
-        behind = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
-        lag = lagged(behind - evaluate_nu(problem, point.nu, moved, condition), groups.draws, self.lag_share)
+        draws_key, batch_key = jr.split(key)
+        point = state.point
+        groups, moved, behind = draws_for_f(problem, point, key=draws_key)
+        lag = lagged(behind, groups.draws, self.lag_share)
         damping = problem.rkhs_penalty + self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
         metric = jax.lax.cond(
             state.step % METRIC_EVERY == 0,
