@@ -1,0 +1,117 @@
+"""What rows cost: time, peak memory and score of fits from Parquet files of growing size, each in a process of its own.
+
+    python benchmarks/rows.py                         # all tables and sizes, prints and appends a record
+    python benchmarks/rows.py rings 10000 100000      # one table, some sizes
+
+"rings" has 2 columns and is fitted as it comes; "chain" has 10 columns and "inputs" one target under 10 inputs, fitted as
+learned chains with effort "fast". The exponent is that of time between the two largest sizes.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["TABLES", "main", "measured"]
+
+SIZES = {"rings": (10_000, 100_000, 1_000_000), "chain": (100_000, 1_000_000), "inputs": (100_000, 1_000_000)}
+WRITTEN = 100_000
+HELD_OUT = 10_000
+
+
+def rings(rows: int, rng: np.random.Generator) -> np.ndarray:
+    radius = rng.choice([1.0, 2.0, 3.0], rows) + 0.1 * rng.normal(size=rows)
+    angle = rng.uniform(0.0, 2.0 * np.pi, rows)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def chain(rows: int, rng: np.random.Generator) -> np.ndarray:
+    columns = [rng.normal(size=rows)]
+    for _ in range(9):
+        columns.append(np.sin(2.0 * columns[-1]) + (0.2 + 0.2 * columns[-1] ** 2) ** 0.5 * rng.normal(size=rows))
+    return np.stack(columns, axis=1)
+
+
+def inputs(rows: int, rng: np.random.Generator) -> np.ndarray:
+    X = rng.normal(size=(rows, 10))
+    y = np.sin(2.0 * X[:, 0]) + X[:, 1] * X[:, 2] + np.exp(0.5 * X[:, 3] - 1.0) * rng.normal(size=rows)
+    return np.column_stack([X, y])
+
+
+TABLES = {"rings": rings, "chain": chain, "inputs": inputs}
+
+
+def write(path: Path, table: str, rows: int) -> None:
+    """Write a Parquet file, some rows at a time."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rng = np.random.default_rng(0)
+    writer = None
+    for start in range(0, rows, WRITTEN):
+        values = TABLES[table](min(WRITTEN, rows - start), rng)
+        part = pyarrow.table({f"c{j}": column for j, column in enumerate(values.T)})
+        writer = writer or pyarrow.parquet.ParquetWriter(path, part.schema)
+        writer.write_table(part, row_group_size=50_000)
+    writer.close()
+
+
+def cell(path: Path, table: str) -> dict[str, float]:
+    """Return what one fit costs, and how it scores rows that it has not seen; to be run in a process of its own."""
+    from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+
+    warnings.simplefilter("ignore")
+    test = TABLES[table](HELD_OUT, np.random.default_rng(1))
+    names = [f"c{j}" for j in range(test.shape[1])]
+    started, used = time.perf_counter(), time.process_time()
+    if table == "inputs":
+        model = ConditionalKernelExpFamily(effort="fast", random_state=0).fit(path, names[-1])
+    else:
+        model = KernelExpFamily(random_state=0, **({"base": "chain", "effort": "fast"} if table == "chain" else {})).fit(path)
+    seconds, processor = time.perf_counter() - started, time.process_time() - used
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    import pyarrow
+
+    arrow = pyarrow.table(dict(zip(names, test.T, strict=True)))
+    score = model.score(arrow.drop_columns(names[-1:]), arrow[names[-1]]) if table == "inputs" else model.score(arrow)
+    return {"rows": model.n_rows_, "seconds": seconds, "processor_seconds": processor, "peak_mb": peak, "nll": -score}
+
+
+def measured(table: str, rows: int, folder: Path) -> dict[str, float]:
+    """Return the cell of a table and size."""
+    path = folder / f"{table}-{rows}.parquet"
+    write(path, table, rows)
+    command = [sys.executable, __file__, "--cell", str(path), table]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    path.unlink()
+    return {name: round(value, 4) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--cell"]:
+        print(json.dumps(cell(Path(arguments[1]), arguments[2])))
+        return
+    from ledger import append
+
+    sizes = {arguments[0]: tuple(map(int, arguments[1:])) or SIZES[arguments[0]]} if arguments else SIZES
+    with tempfile.TemporaryDirectory() as folder:
+        for table, counts in sizes.items():
+            cells = [measured(table, rows, Path(folder)) for rows in counts]
+            result = {"table": table, "cells": cells}
+            if len(cells) > 1:
+                first, last = cells[-2:]
+                growth = np.log(last["rows"] / first["rows"])
+                for name in ("seconds", "processor_seconds"):
+                    result[f"exponent_{name}"] = round(float(np.log(last[name] / first[name]) / growth), 3)
+                result["memory_ratio"] = round(last["peak_mb"] / first["peak_mb"], 3)
+            append("rows", result)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
