@@ -179,9 +179,10 @@ def fit(
     }
     chosen = Columns(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
     table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
-    estimator, said = _fitted(table, settings | chosen.settings())
+    estimator, what, score = _fitted(table, settings | chosen.settings())
     estimator.save(output)
-    tell(facts(estimator, output) if json else f"{said}; written to {output}", err=output == STANDARD_OUTPUT)
+    said = facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
+    tell(said, err=output == STANDARD_OUTPUT)
 
 
 @app.command(
@@ -351,8 +352,8 @@ app.command(
 )(reproduce)
 
 
-def _fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str]:
-    """Return the fitted model, and what there is to say of it."""
+def _fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
+    """Return the fitted model, what it is of, and the mean log density of all rows."""
     from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 
     features, targets, weights = table
@@ -365,7 +366,7 @@ def _fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str]:
         rows.append(targets.values[:, 0] if len(targets.names) == 1 else targets.values)
         what = f"{', '.join(targets.names)} given {', '.join(features.names)}"
     estimator.fit(*rows, sample_weight=weights)
-    return estimator, summary(estimator, what, *rows)
+    return estimator, what, estimator.score(*rows)
 
 
 def _load(model: Path) -> Any:

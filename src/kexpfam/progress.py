@@ -14,6 +14,8 @@ __all__ = ["Bar", "Listener", "Report"]
 # What a person looks at first, and what the bar calls it; of a loop that has none of these, its first few numbers are shown.
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
 MOST_SHOWN = 3
+# Stages whose steps are rows.
+ROWS = ("reading", "summing", "scoring", "drawing")
 # Seconds that steps must have been seen for before a rate is drawn from them.
 SHORTEST = 0.5
 
@@ -94,10 +96,11 @@ class Bar:
 
 def _speed(report: Report, steps: int, seconds: float) -> tuple[str, str]:
     """Return the rate and the time left at most, since a stop rule may end a loop before; nothing where it would be a guess."""
-    if not report.steps or steps <= 0 or seconds < SHORTEST:
+    if steps <= 0 or seconds < SHORTEST or (not report.steps and report.stage not in ROWS):
         return "", ""
     rate, left = steps / seconds, max(report.steps - report.step, 0)
     shown = f"{1.0 / rate:.1f} s each" if rate < 1.0 else f"{rate:.1f}/s" if rate < 10.0 else f"{rate:,.0f}/s"
+    shown = f"{rate:,.0f} rows/s" if report.stage in ROWS else shown
     return shown, f"at most {datetime.timedelta(seconds=round(left / rate))} left" if left else ""
 
 

@@ -3,20 +3,17 @@
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from kexpfam.files import written
 
-if TYPE_CHECKING:
-    import numpy as np
-
 __all__ = ["column_names", "facts", "summary", "tell", "write_rows"]
 
 
-def summary(estimator: Any, what: str, *rows: "np.ndarray") -> str:
-    """Return the lines on a fitted model: what it was fitted to, what was chosen, how the training rows score."""
+def summary(estimator: Any, what: str, score: float) -> str:
+    """Return the lines on a fitted model: what it was fitted to, what was chosen, how the training rows score in the mean."""
     listed = lambda scales: ", ".join(dict.fromkeys(f"{scale:.3g}" for scale in scales))
     kernel = "a learned or plain law"
     if estimator.solution_ is not None:
@@ -24,19 +21,18 @@ def summary(estimator: Any, what: str, *rows: "np.ndarray") -> str:
         base, penalty = estimator.selection_.settings.base, estimator.rkhs_penalty_
         kernel = f"length scale {listed(estimator.lengthscale_)}{inputs}, penalty {penalty:.0e}, base {base}"
     candidates = [f"{one.name}: {one}" for one in estimator.candidates_] if len(estimator.candidates_) > 1 else []
-    score = f"mean log density of the training rows {estimator.score(*rows):.4f}"
-    return "\n".join([f"fitted {len(rows[0])} rows of {what}: {kernel}", *candidates, score])
+    scored = f"mean log density of the training rows {score:.4f}"
+    return "\n".join([f"fitted {estimator.n_rows_} rows of {what}: {kernel}", *candidates, scored])
 
 
-def facts(estimator: Any, output: Path) -> dict[str, Any]:
+def facts(estimator: Any, output: Path, score: float) -> dict[str, Any]:
     """Return what there is to say of a fitted model, for machines."""
     features, targets = column_names(estimator)
-    rows = estimator.training_data_ if estimator.conditional else (estimator.training_data_,)
     chosen = ("lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "candidates_")
     status = None if estimator.solution_ is None else estimator.solution_.status
-    found = {"model": str(output), "rows": len(rows[0]), "columns": features, "targets": targets, "status": status}
+    found = {"model": str(output), "rows": estimator.n_rows_, "columns": features, "targets": targets, "status": status}
     found |= {name.strip("_"): getattr(estimator, name, None) for name in chosen}
-    return found | {"mean_log_density_of_training_rows": estimator.score(*rows)}
+    return found | {"mean_log_density_of_training_rows": score}
 
 
 def column_names(estimator: Any) -> tuple[list[str], list[str]]:

@@ -97,7 +97,7 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
         starts = range(0, rows, settings.block)
         return RowBlocks(lambda: (_part(source, slice(start, start + settings.block)) for start in starts), rows)
     if isinstance(source, list | tuple):
-        return RowBlocks(lambda: map(_block, source)) if source and _is_table(_block(source[0])) else None
+        return RowBlocks(lambda: map(_block, source)) if source and _is_block(_block(source[0])) else None
     bare = not any(hasattr(source, name) for name in ("__array__", "__len__", "shape", "__getitem__"))
     return RowBlocks(lambda: map(_block, source)) if bare and isinstance(source, Iterable) else None
 
@@ -246,7 +246,13 @@ def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowB
 
 
 def _is_table(source: Any) -> bool:
-    return (isinstance(source, np.ndarray) and source.ndim == 2) or layout_of(source) is not None
+    layout = layout_of(source)
+    return (isinstance(source, np.ndarray) and source.ndim == 2) or (layout is not None and not layout.series)
+
+
+def _is_block(given: Any) -> bool:
+    """Return whether something is a table, or starts with one as (X, y) does; a row as a tuple of numbers does not."""
+    return _is_table(given[0] if isinstance(given, tuple) and given else given)
 
 
 def _block(given: Any) -> Any:

@@ -40,9 +40,10 @@ class Streamed(KernelModel):
         """Fit the density to the rows of X, or that of y given X; y has shape (n,) or (n, p), and p(x) ignores it.
 
         X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of the latter, an Arrow
-        dataset, a Dask frame, or anything that yields tables each time it is iterated over; y may then name columns of X. With
-        more rows than ``rows.in_memory``, scaling, hints, selection, mixtures, centres and learned bases see a uniform sample
-        of that many; means of f's features are over all rows (see ``docs/many-rows.md``).
+        dataset, a Dask frame, or anything that yields tables each time it is iterated over; y may then name columns of X, or
+        be left out if the tables come in pairs (X, y). With more rows than ``rows.in_memory``, scaling, hints, selection,
+        mixtures, centres and learned bases see a uniform sample of that many; means of f's features are over all rows (see
+        ``docs/many-rows.md``).
 
         A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
         """
@@ -81,6 +82,12 @@ class Streamed(KernelModel):
             count += float(counts.sum())
         return total / count
 
+    @property
+    def _effective_rows(self) -> float:
+        # Rows that were left out of the model count like those that were kept.
+        kept = len(self._training)
+        return super()._effective_rows * (self.n_rows_ / kept if kept == self._settings_of_rows().kept else 1.0)
+
     def _scored(self, X: Any, y: Any = None) -> np.ndarray:
         return super().score_samples(*((X, y) if self.conditional else (X,)))  # type: ignore[misc]
 
@@ -92,13 +99,17 @@ class Streamed(KernelModel):
     def _paired(self, blocks: RowBlocks, y: Any, sample_weight: ArrayLike | None) -> RowBlocks:
         """Return blocks of X, of y if that has a part, and of weights if there are any."""
         if self.conditional:
-            if y is None:
-                raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-            blocks = with_targets(blocks, y)
+            whole = blocks
+            blocks = RowBlocks(lambda: map(self._pair, whole), whole.rows) if y is None else with_targets(whole, y)
         if sample_weight is None:
             return blocks
         weight = checked_weights(sample_weight, len(np.atleast_1d(np.asarray(sample_weight))))
         return RowBlocks(lambda: beside(blocks, weight, "sample_weight"), blocks.rows)
+
+    def _pair(self, block: Any) -> Any:
+        if not isinstance(block, tuple) or len(block) != 2:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        return block
 
     def _read(self, blocks: RowBlocks, *, weighted: bool = False) -> Iterator[Block]:
         for block in blocks:

@@ -49,8 +49,9 @@ def title_of(subject: Subject) -> str:
 def header(subject: Subject) -> str:
     """Return what was fitted, and the verdict in words."""
     model, diagnosis = subject.model, subject.diagnosis
+    rows = getattr(model, "n_rows_", len(model.training_weight_))
     weighted = f" (with weights, {model._effective_rows:,.0f} in effect)" if getattr(model, "_weight", None) is not None else ""
-    what = f"{type(model).__name__}, fitted to {len(model.training_weight_):,} rows{weighted}" + (
+    what = f"{type(model).__name__}, fitted to {rows:,} rows{weighted}" + (
         f": {_count(len(subject.targets), 'target')} given {_count(len(subject.features), 'feature')}."
         if subject.conditional
         else f" of {_count(len(subject.targets), 'column')}."
