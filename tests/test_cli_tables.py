@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import KernelExpFamily, cli, reading
+from kexpfam import KernelExpFamily, cli, reading, streaming
+from kexpfam.data import streams
 from kexpfam.data.tables import DroppedRowsWarning
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
 
@@ -255,7 +256,7 @@ class TestKinds:
             target_columns_ = {"kind": kexpfam.Category(("u", "v"))}
 
         found = reading.reading_for(Labelled(), reading._reading())
-        assert (found.labels, found.gaps, found.texts) == (["code", "kind"], "keep", True)
+        assert (found.labels, found.gaps, found.texts) == (["code", "kind"], "keep", False)
 
     def test_a_kind_that_is_none_is_one_line(self, run, tmp_path):
         FRAME.to_csv(tmp_path / "data.csv", index=False)
@@ -282,6 +283,71 @@ class TestKinds:
         assert set(found["kind"]) == {"u", "v"}
         assert found["share"].dropna().between(0.0, 1.0).all()
         assert (found["count"].dropna() % 1 == 0).all()
+
+
+class TestStreams:
+    """Memory does not grow with the rows: none of the blocks that a model sees is large."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(streams, "BLOCK_BYTES", 100)
+        monkeypatch.setattr(streaming, "BLOCK_DRAWS", 12)
+
+    @pytest.fixture
+    def seen(self, monkeypatch):
+        """Return the sizes of all blocks that models score or draw."""
+        sizes = []
+        for cls, name, size in (
+            (GaussianMixtureDensity, "score_samples", lambda X: len(X)),
+            (GaussianMixtureDensity, "sample", lambda n, **_: n),
+            (ConditionalKernelDensity, "sample", lambda X, n, **_: len(X) * n),
+        ):
+            method = getattr(cls, name)
+
+            def watched(self, *given, _method=method, _size=size, **more):
+                sizes.append(_size(*given, **more))
+                return _method(self, *given, **more)
+
+            monkeypatch.setattr(cls, name, watched)
+        return sizes
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_scores(self, run, model, expected, seen, tmp_path, as_json):
+        FRAME.to_csv(tmp_path / "data.csv", index=False)
+        code, out, err = run("score", model, tmp_path / "data.csv", *(["--json"] if as_json else []))
+        assert code == 0
+        assert (sum(seen), max(seen) < 15) == (ROWS, True)
+        found = json.loads(out) if as_json else {"log_density": [float(line) for line in out.splitlines()[1:]]}
+        np.testing.assert_allclose(found["log_density"], expected)
+        mean = found.get("mean_log_density", float(err.split()[3]) if err else None)
+        assert mean == pytest.approx(expected.mean(), abs=1e-4)
+        assert as_json or f"over {ROWS} rows" in err
+
+    def test_draws(self, run, model, seen, tmp_path):
+        code, _, err = run("sample", model, "-n", 30, "--seed", 3, "-o", tmp_path / "draws.csv")
+        assert (code, seen) == (0, [12, 12, 6])
+        assert "30 rows written" in err
+        found = pd.read_csv(tmp_path / "draws.csv")
+        np.testing.assert_array_equal(found[:12], kexpfam.load(model).sample(12, random_state=3))
+        assert len(np.unique(found, axis=0)) == 30
+
+    def test_draws_at_rows(self, run, conditional, seen, tmp_path):
+        FRAME.to_csv(tmp_path / "data.csv", index=False)
+        code, out, _ = run("sample", conditional, "--at", tmp_path / "data.csv", "-n", 5)
+        assert (code, max(seen) <= 12, sum(seen)) == (0, True, 5 * ROWS)
+        rows = [line.split(",") for line in out.splitlines()]
+        assert rows[0] == ["row", "right"]
+        assert [int(row) for row, _ in rows[1:]] == np.repeat(np.arange(ROWS), 5).tolist()
+        assert len({draw for _, draw in rows[1:]}) == 5 * ROWS
+
+    def test_a_fault_far_down_leaves_no_file(self, run, model, tmp_path):
+        gappy = FRAME.astype(object)
+        gappy.loc[30, "right"] = "far"
+        gappy.to_csv(tmp_path / "data.csv", index=False)
+        code, out, err = run("score", model, tmp_path / "data.csv", "-o", tmp_path / "scores.csv")
+        assert (code, out) == (2, "")
+        assert "line 32: column 'right' is 'far'" in err
+        assert os.listdir(tmp_path) == ["data.csv"]
 
 
 class TestPipes:

@@ -13,8 +13,9 @@ import typer
 
 import kexpfam
 from kexpfam.files import written
-from kexpfam.reading import Columns, Training, built_in, kinds_of, model_rows, names_in, reading_for, reads_tables, training
+from kexpfam.reading import Columns, Training, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
+from kexpfam.streaming import Scores, draws_at, draws_in_blocks
 from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
 __all__ = ["app", "main"]
@@ -206,17 +207,17 @@ def score(
     """
     from kexpfam.data.tables import MissingColumnError
 
-    estimator = _load(model)
+    estimator, found = _load(model), Scores()
+    blocks = (found.add(estimator.score_samples(*rows)) for rows in model_blocks(estimator, data, names_in(columns), reading))
     try:
-        rows = model_rows(estimator, data, names_in(columns), reading)
+        if json:
+            scores = [score for block in blocks for score in block]
+            tell({"rows": found.rows, "mean_log_density": found.mean, "log_density": scores}, output)
+            return
+        write_rows(output, ["log_density"], ([score] for block in blocks for score in block))
     except MissingColumnError as error:
         raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
-    log_density = estimator.score_samples(*rows)
-    if json:
-        tell({"rows": len(log_density), "mean_log_density": log_density.mean(), "log_density": log_density}, output)
-        return
-    write_rows(output, ["log_density"], log_density[:, None])
-    typer.echo(f"mean log density {log_density.mean():.4f} over {len(log_density)} rows", err=True)
+    typer.echo(f"mean log density {found.mean:.4f} over {found.rows} rows", err=True)
 
 
 @app.command(
@@ -241,17 +242,12 @@ def sample(
     features, targets = column_names(estimator)
     if not estimator.conditional:
         _refuse_option("--at", at)
-        write_rows(output, features, estimator.sample(number, random_state=seed, refine=refine))
+        write_rows(output, features, draws_in_blocks(estimator, number, seed=seed, refine=refine))
         return
     if at is None:
         raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
-    from kexpfam.data.tables import read_values
-
-    draws = estimator.sample(
-        read_values(at, features, reading_for(estimator, reading)), number, random_state=seed, refine=refine
-    )
-    draws = draws.reshape(len(draws), number, len(targets))
-    write_rows(output, ["row", *targets], [(row, *draw) for row, of_row in enumerate(draws) for draw in of_row])
+    draws = draws_at(estimator, at, features, number, reading=reading, seed=seed, refine=refine)
+    write_rows(output, ["row", *targets], draws)
 
 
 @app.command(epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf"))
@@ -288,7 +284,7 @@ def diagnose(
     estimator = _load(model)
     if not estimator.conditional:
         _refuse_option("--data", data)
-    held_out = () if data is None else model_rows(estimator, data, reading=reading)
+    held_out = () if data is None else model_rows(estimator, data, reading)
     diagnosis = estimator.diagnose(*held_out, random_state=seed)
     tell(diagnosis.as_dict() if json else str(diagnosis))
 
@@ -307,7 +303,7 @@ def report(
     """Write one page on the model: verdict, columns, pictures, calibration, what matters; it opens anywhere."""
     _need_folder(output)
     estimator = _load(model)
-    held_out = () if data is None else model_rows(estimator, data, reading=reading)
+    held_out = () if data is None else model_rows(estimator, data, reading)
     page = estimator.report(output, *held_out, random_state=seed)
     typer.echo(f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}", err=output == STANDARD_OUTPUT)
 
@@ -337,7 +333,7 @@ def compare(
         _need_folder(output)
     loaded = [_load(model) for model in models]
     comparison = compare_rows(
-        loaded, [model_rows(one, data, reading=reading) for one in loaded], [str(model) for model in models], random_state=seed
+        loaded, [model_rows(one, data, reading) for one in loaded], [str(model) for model in models], random_state=seed
     )
     if output is not None:
         comparison.page().save(output)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
     from kexpfam.data.tables import Reading, Table
 
-__all__ = ["Columns", "Training", "built_in", "kinds_of", "model_rows", "names_in", "reading_for", "reads_tables", "training"]
+__all__ = [
+    "Columns",
+    "Training",
+    "built_in",
+    "kinds_of",
+    "model_blocks",
+    "model_rows",
+    "names_in",
+    "reading_for",
+    "reads_tables",
+    "training",
+]
 
 PANEL = "How the table is read"
 # Characters that a shell makes hard to type.
@@ -149,20 +160,37 @@ def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | Non
     return Training(Table(numbered(values.shape[1]), values), None, None)
 
 
-def model_rows(
-    estimator: Any, data: Path, columns: list[str] | None = None, reading: "Reading | None" = None
-) -> "tuple[np.ndarray, ...]":
+def model_rows(estimator: Any, data: Path, reading: "Reading | None" = None) -> "tuple[np.ndarray, ...]":
     """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import read_table, read_values
+    from kexpfam.data.tables import Table, read_values
 
-    features, targets = column_names(estimator)
-    known = [*features, *targets]
-    reading = reading_for(estimator, reading)
-    if columns is None:
-        values = read_values(data, known, reading)
-    else:
-        values = read_table(data, _in_order(columns, known), reading).values
-    return (values[:, : len(features)], values[:, len(features) :]) if targets else (values,)
+    names = column_names(estimator)
+    known = [*names[0], *names[1]]
+    return _parts(Table(known, read_values(data, known, reading_for(estimator, reading))), *names)
+
+
+def model_blocks(
+    estimator: Any, data: Path, columns: list[str] | None, reading: "Reading | None"
+) -> "Iterator[tuple[np.ndarray, ...]]":
+    """Yield what the model takes from the file, some rows at a time; ``columns`` are the names that its columns have there."""
+    from kexpfam.data.streams import table_blocks
+    from kexpfam.data.tables import by_name
+
+    names = column_names(estimator)
+    known, reading = [*names[0], *names[1]], reading_for(estimator, reading)
+    chosen = None
+    if columns is not None:
+        columns = _in_order(columns, known)
+        reading = reading._replace(labels=[columns[known.index(name)] for name in reading.labels])
+        chosen = by_name(columns)
+    for block in table_blocks(data, columns or known, reading, chosen=chosen):
+        yield _parts(block, *names)
+
+
+def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np.ndarray, ...]":
+    width = len(features)
+    parts = [range(width), range(width, width + len(targets))] if targets else [range(width)]
+    return tuple(table.part(list(part)).values for part in parts)
 
 
 def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
@@ -175,7 +203,8 @@ def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
     labels = [name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)]
-    return reading._replace(labels=[str(name) for name in labels])
+    # A column that is not one of labels holds numbers, and what is none is best named by its line.
+    return reading._replace(labels=[str(name) for name in labels], texts=False)
 
 
 def names_in(columns: str | None) -> list[str] | None:

@@ -1,7 +1,8 @@
 """What commands say: to people in lines, to machines in JSON, and tables to files."""
 
+import itertools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,13 @@ def tell(said: str | dict[str, Any], output: Path | None = None, *, err: bool = 
         file.write(f"{said}\n".encode())
 
 
-def write_rows(output: Path | None, names: list[str], rows: Collection[Collection[float]]) -> None:
-    """Write a table as CSV to a file, or to standard output."""
-    if output is not None:
-        from kexpfam.data.tables import write_csv
-
-        write_csv(output, names, rows)
-        typer.echo(f"{len(rows)} rows written to {output}", err=True)
-        return
+def write_rows(output: Path | None, names: list[str], rows: Iterable[Collection[Any]]) -> None:
+    """Write a table as CSV to a file, or to standard output, row by row as they come."""
     from kexpfam.data import tables
 
-    tables.write_rows(sys.stdout, names, rows)
+    if output is None:
+        tables.write_rows(sys.stdout, names, rows)
+        return
+    count = itertools.count()
+    tables.write_csv(output, names, (row for row, _ in zip(rows, count, strict=False)))
+    typer.echo(f"{next(count)} rows written to {output}", err=True)

@@ -7,6 +7,7 @@ library's is slow, knows the line of every cell, and is asked when the fast one 
 import codecs
 import contextlib
 import csv
+import functools
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-__all__ = ["HOLDS_DATES", "MISSING", "Cells", "Reading", "TableError", "read_text"]
+__all__ = ["HOLDS_DATES", "MISSING", "Cells", "Reading", "TableError", "read_text", "read_text_blocks"]
 
 # What stands for a cell without a value, whatever the program that wrote the file.
 MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
@@ -88,6 +89,44 @@ def read_text(
     except (UnicodeDecodeError, LookupError, csv.Error, EOFError) as error:
         raise TableError(f"{path}: not a readable CSV file ({error}).") from None
     return form.names, positions, found
+
+
+def read_text_blocks(
+    path: str,
+    opened: Callable[[], BinaryIO],
+    reading: Reading,
+    chosen: Callable[[list[str] | None, int], list[int]],
+    read: Callable[[], bytes],
+) -> Iterator[Cells]:
+    """Yield the chosen columns, some rows at a time; ``opened`` opens the start of a file, ``read`` gives its next bytes."""
+    try:
+        form = _form(path, opened, reading)
+        positions, line = chosen(form.names, form.width), 0
+        for block in _whole_rows(read, reading):
+            part = form._replace(skipped=max(form.skipped - line, 0))
+            again = functools.partial(io.BytesIO, block)
+            yield _fast(again, part, reading, positions) or _slow(path, again, part, reading, positions, line)
+            line += block.count(b"\n")
+    except (UnicodeDecodeError, LookupError, csv.Error, EOFError) as error:
+        raise TableError(f"{path}: not a readable CSV file ({error}).") from None
+
+
+def _whole_rows(read: Callable[[], bytes], reading: Reading) -> Iterator[bytes]:
+    """Yield blocks of bytes that end where a row does; a line break within quotes ends no row."""
+    if "16" in reading.encoding or "32" in reading.encoding:  # their line breaks are not single bytes
+        yield b"".join(iter(read, b""))
+        return
+    quote, rest = reading.quote.encode(), b""
+    while chunk := read():
+        block = rest + chunk
+        end = block.rfind(b"\n") + 1
+        while end and quote and block.count(quote, 0, end) % 2:
+            end = block.rfind(b"\n", 0, end - 1) + 1
+        rest = block[end:]
+        if end:
+            yield block[:end]
+    if rest.strip():
+        yield rest
 
 
 def _form(path: str, opened: Callable[[], BinaryIO], reading: Reading) -> _Form:
@@ -207,10 +246,12 @@ def _from_arrow(column: Any, label: bool, reading: Reading) -> np.ndarray | None
     return np.array(column.to_pylist(), dtype=object)
 
 
-def _slow(path: str, opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positions: list[int]) -> Cells:
-    """Return the cells as the standard library reads them; what is wrong is named with its line."""
+def _slow(
+    path: str, opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positions: list[int], before: int = 0
+) -> Cells:
+    """Return the cells as the standard library reads them; what is wrong is named with its line, after ``before`` others."""
     with _text(opened, reading) as stream:
-        rows = list(_rows(stream, form, reading))
+        rows = [(before + line, row) for line, row in _rows(stream, form, reading)]
     uneven = next(((line, row) for line, row in rows if len(row) != form.width), None)
     if uneven is not None:
         line, row = uneven

@@ -6,6 +6,7 @@ import csv
 import functools
 import gzip
 import io
+import itertools
 import lzma
 import sys
 import warnings
@@ -25,10 +26,19 @@ __all__ = [
     "Reading",
     "Table",
     "TableError",
+    "by_name",
+    "by_name_or_order",
+    "checked_rows",
+    "held_in_memory",
     "numbered",
+    "opened_file",
+    "parquet_column",
+    "place_of",
     "read_parts",
+    "read_source",
     "read_table",
     "read_values",
+    "warn_of_dropped",
     "write_csv",
     "write_rows",
 ]
@@ -40,6 +50,8 @@ COMPRESSED: dict[str, tuple[bytes, Callable[..., Any]]] = {
     ".bz2": (b"BZh", bz2.open),
     ".xz": (b"\xfd7zXZ", lzma.open),
 }
+# What opens a file anew each time, decompressed, and its type.
+Source = tuple[Callable[[], BinaryIO], str]
 # Rows that are turned into text at a time.
 WRITTEN_ROWS = 65536
 TEXTS = {".csv": None, ".tsv": "\t", ".tab": "\t", ".txt": None, ".dat": None}
@@ -78,7 +90,7 @@ class Table(NamedTuple):
 
 def read_table(path: Path, columns: list[str] | None = None, reading: Reading | None = None) -> Table:
     """Return the table in the file, or its chosen columns in the order given; "-" is standard input."""
-    return _read(path, reading or Reading(), functools.partial(_positions, columns=columns))
+    return _read(path, reading or Reading(), by_name(columns))
 
 
 def read_parts(
@@ -101,6 +113,17 @@ def read_parts(
 def read_values(path: Path, columns: list[str], reading: Reading | None = None) -> np.ndarray:
     """Return the columns of these names, or all columns in their order if the file has no names of its own."""
 
+    return _read(path, reading or Reading(), by_name_or_order(columns)).values
+
+
+def by_name(columns: list[str] | None) -> Callable[[str, list[str] | None, int], list[int]]:
+    """Return what finds columns by their names, in the order given; all of them by default."""
+    return functools.partial(_positions, columns=columns)
+
+
+def by_name_or_order(columns: list[str]) -> Callable[[str, list[str] | None, int], list[int]]:
+    """Return what finds columns by their names, or takes all in their order where there are none."""
+
     def chosen(place: str, names: list[str] | None, width: int) -> list[int]:
         try:
             return _positions(place, names, width, columns=columns)
@@ -111,7 +134,7 @@ def read_values(path: Path, columns: list[str], reading: Reading | None = None) 
             raise TableError(f"{place}: {width} columns without names where {len(columns)} are needed: {', '.join(columns)}.")
         return list(range(width))
 
-    return _read(path, reading or Reading(), chosen).values
+    return chosen
 
 
 def numbered(count: int, letter: str = "x") -> list[str]:
@@ -135,10 +158,13 @@ def write_csv(path: Path, names: list[str], rows: Iterable[Collection[Any]]) -> 
 def write_rows(stream: Any, names: list[str], rows: Iterable[Collection[Any]], separator: str = ",") -> None:
     """Write a header and rows of cells to a stream; numbers as short as they come back bit for bit."""
     writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
-    writer.writerow(names)
     if not isinstance(rows, np.ndarray):
-        writer.writerows(rows)
+        # What fails at once leaves not even a header.
+        rest = iter(rows)
+        writer.writerows([names, *itertools.islice(rest, 1)])
+        writer.writerows(rest)
         return
+    writer.writerow(names)
     for start in range(0, len(rows), WRITTEN_ROWS):
         # Python's own numbers are written several times as fast as NumPy's.
         writer.writerows(rows[start : start + WRITTEN_ROWS].tolist())
@@ -146,9 +172,19 @@ def write_rows(stream: Any, names: list[str], rows: Iterable[Collection[Any]], s
 
 def _read(path: Path, reading: Reading, chosen: Callable[[str, list[str] | None, int], list[int]]) -> Table:
     """Return the columns whose positions are chosen by the names, or by the width if there are none."""
-    place = "standard input" if path == STANDARD_STREAM else str(path)
-    opened, suffix = _opened(path)
-    choose = functools.partial(chosen, place)
+    return read_source(place_of(path), opened_file(path), reading, chosen)
+
+
+def place_of(path: Path) -> str:
+    """Return what a file is called in messages."""
+    return "standard input" if path == STANDARD_STREAM else str(path)
+
+
+def read_source(
+    place: str, source: Source, reading: Reading, chosen: Callable[[str, list[str] | None, int], list[int]]
+) -> Table:
+    """Return the columns that are chosen of what a source holds."""
+    (opened, suffix), choose = source, functools.partial(chosen, place)
     if suffix in TEXTS:
         reading = reading._replace(separator=reading.separator or TEXTS[suffix])
         names, positions, cells = read_text(place, opened, reading, choose)
@@ -158,12 +194,12 @@ def _read(path: Path, reading: Reading, chosen: Callable[[str, list[str] | None,
     return _checked(place, [known[j] for j in positions], cells, reading)
 
 
-def _opened(path: Path) -> tuple[Callable[[], BinaryIO], str]:
+def opened_file(path: Path) -> Source:
     """Return what opens a file anew each time, decompressed, and its type: by its name, or by the first bytes of a pipe."""
     if path == STANDARD_STREAM:
-        return _piped(sys.stdin.buffer.read())
+        return held_in_memory(sys.stdin.buffer.read())
     if path.exists() and not path.is_file() and not path.is_dir():
-        return _piped(path.read_bytes())
+        return held_in_memory(path.read_bytes())
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packing: Callable[..., Any] = COMPRESSED[suffixes.pop()][1] if suffixes and suffixes[-1] in COMPRESSED else open
     suffix = suffixes[-1].replace(".pq", ".parquet") if suffixes else "(none)"
@@ -174,10 +210,11 @@ def _opened(path: Path) -> tuple[Callable[[], BinaryIO], str]:
     return functools.partial(packing, path, "rb"), suffix
 
 
-def _piped(content: bytes) -> tuple[Callable[[], BinaryIO], str]:
+def held_in_memory(content: bytes) -> Source:
+    """Return the source of bytes that came through a pipe, of the type that the first of them tell."""
     for magic, packing in COMPRESSED.values():
         if content.startswith(magic):
-            return _piped(packing(io.BytesIO(content)).read())
+            return held_in_memory(packing(io.BytesIO(content)).read())
     suffix = ".npy" if content.startswith(b"\x93NUMPY") else ".parquet" if content.startswith(b"PAR1") else ".csv"
     return functools.partial(io.BytesIO, content), suffix
 
@@ -214,10 +251,10 @@ def _read_parquet(
             table = file.read(columns=[names[j] for j in positions], use_pandas_metadata=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise TableError(f"{place}: not a readable Parquet file ({error}).") from None
-    return names, positions, Cells([_parquet_column(place, names[j], table.column(names[j]), reading) for j in positions])
+    return names, positions, Cells([parquet_column(place, names[j], table.column(names[j]), reading) for j in positions])
 
 
-def _parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
+def parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
     import pyarrow.types as types
 
     kind = column.type
@@ -240,13 +277,29 @@ def _parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.
 
 def _checked(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:
     """Return the table, once its gaps are dealt with and its numbers are known to be finite."""
-    gaps = [_gaps(column) for column in cells.columns]
-    for name, column in zip(names, cells.columns, strict=True):
+    if not len(names) or not len(cells.columns[0]):
+        raise TableError(f"{place}: there is no row of data.")
+    table, rows = checked_rows(place, names, cells, reading), len(cells.columns[0])
+    if not len(table.values):
+        raise TableError(f"{place}: every row has a missing cell; --drop-missing leaves none.")
+    warn_of_dropped(place, rows - len(table.values), rows)
+    return table
+
+
+def warn_of_dropped(place: str, dropped: int, rows: int) -> None:
+    """Say how many rows were left out, if any were."""
+    if dropped:
+        message = f"{place}: {dropped} of {rows} rows have missing cells and are left out."
+        warnings.warn(message, DroppedRowsWarning, stacklevel=3)
+
+
+def checked_rows(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:
+    """Return the rows of cells, of which there may be none, without those that are to be dropped."""
+    columns, gaps = cells.columns, [_gaps(column) for column in cells.columns]
+    for name, column in zip(names, columns, strict=True):
         if column.dtype != object and np.isinf(column).any():
             row = int(np.flatnonzero(np.isinf(column))[0])
             raise TableError(f"{place}, {cells.place(row)}: column {name!r} is {column[row]}, not a finite number.")
-    if not len(names) or not len(cells.columns[0]):
-        raise TableError(f"{place}: there is no row of data.")
     missing = np.any(gaps, axis=0)
     if reading.gaps == "refuse" and missing.any():
         row = int(np.flatnonzero(missing)[0])
@@ -255,14 +308,8 @@ def _checked(place: str, names: list[str], cells: Cells, reading: Reading) -> Ta
             f"{place}, {cells.place(row)}: column {name!r} has no value, as have {missing.sum()} of {len(missing)} rows; fill "
             "them, or leave these rows out with --drop-missing."
         )
-    columns = cells.columns
     if reading.gaps == "drop":
         columns = [column[~missing] for column in columns]
-        if not len(columns[0]):
-            raise TableError(f"{place}: every row has a missing cell; --drop-missing leaves none.")
-        if missing.any():
-            message = f"{place}: {missing.sum()} of {len(missing)} rows have missing cells and are left out."
-            warnings.warn(message, DroppedRowsWarning, stacklevel=2)
     if any(column.dtype == object for column in columns):
         return Table(names, np.column_stack([column.astype(object) for column in columns]))
     return Table(names, np.column_stack(columns))
