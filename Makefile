@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-adapters docs check check-lowest release-check reproduce reproduce-quick clean
+.PHONY: demo test test-slow test-adapters docs screenshots check check-lowest release-check reproduce reproduce-quick clean
 
 BIN := .venv/bin
 
@@ -34,6 +34,10 @@ check: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pictures of the README; they need a browser.
+screenshots: .venv/.installed
+	$(BIN)/python tools/screenshots.py
 
 # The site, into site/: a warning is an error, and so is a link of a page that leads nowhere.
 docs: .venv/.installed

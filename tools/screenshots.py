@@ -1,6 +1,6 @@
-"""Makes the pictures of the README, small ones: pages as Chromium shows them, and what a terminal shows.
+"""Makes the pictures of the README, small ones: a report as Chromium shows it, and a pair plot.
 
-Run in the root of the repository: ``python tools/screenshots.py``. Needs the extra ``data`` and a chromium on the path.
+``make screenshots`` runs it. It needs pandas, which is in the extra ``data``, and a chromium on the path.
 """
 
 import io
@@ -10,11 +10,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from PIL import Image
 
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
-from kexpfam.datasets import load_benchmark
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 # Few colours and few pixels: what a README shows need not be more.
@@ -29,8 +27,8 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page = folder / "geyser.html"
-        geyser(page)
+        page = folder / "page.html"
+        cells(page)
         save(shot(page, 1080, 1500), "report.png", WIDTH)
         save(shot(page, 390, 1250, dark=True), "report-phone.png", 320)
     stream = io.BytesIO()
@@ -38,10 +36,12 @@ def main() -> None:
     save(Image.open(stream), "pairs.png", 640)
 
 
-def geyser(page: Path) -> None:
-    """Write the report of Old Faithful: the wait for an eruption, given how long the last one took; a fifth is held out."""
-    data = load_benchmark("geyser")
-    X, y = pd.DataFrame(data.features, columns=data.feature_names), pd.Series(data.target, name=data.target_name)
+def cells(page: Path) -> None:
+    """Write the report of a measurement of cell nuclei given three others; a fifth of the rows is held out."""
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer(as_frame=True).frame
+    X, y = table[["mean radius", "mean texture", "mean smoothness"]], table["worst area"]
     held_out = np.arange(len(y)) % 5 == 0
     model = ConditionalKernelExpFamily(effort="fast", random_state=0).fit(X[~held_out], y[~held_out])
     model.report(page, X[held_out], y[held_out])

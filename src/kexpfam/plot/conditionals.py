@@ -30,6 +30,9 @@ from kexpfam.plot.pairs import plot_pairs
 
 __all__ = ["plot_conditional", "plot_given", "plot_targets"]
 
+# Draws farther from the median than so many interquartile ranges are not shown.
+FARTHEST = 4.0
+
 
 @bare_arrays()
 def plot_conditional(
@@ -98,8 +101,12 @@ def plot_given(given: GivenDensity, *, n_samples: int = 1000, random_state: Seed
         _probabilities(axis, given, draws[:, 0], levels_of(kind))
         axis.set_xlabel(names[0])
     elif draws.shape[1] == 1:
-        axis.hist(draws[:, 0], bins=40, density=True, histtype="step", color=MODEL_COLOUR, alpha=0.6, label="draws")
-        line(axis, given, around=draws)
+        # A few draws far out would make the rest small.
+        middle = draws[:, 0][np.abs(draws[:, 0] - np.median(draws)) <= FARTHEST * np.subtract(*np.percentile(draws, [75, 25]))]
+        shares = np.full(len(middle), 1.0 / len(draws))
+        counts, edges = np.histogram(middle, bins=40, weights=shares)
+        axis.stairs(counts / np.diff(edges), edges, color=MODEL_COLOUR, alpha=0.6, label="draws")
+        line(axis, given, around=middle)
         axis.set_xlabel(names[0])
         axis.legend(frameon=False)
     else:
