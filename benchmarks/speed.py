@@ -60,7 +60,7 @@ def jax_rounds():
     fixed = {"rkhs_penalty": jnp.float32(0.0), "inverse_temperature": jnp.float32(1.0), "anchored": False}
     problem = SaddleProblem(Sample.unconditional(points), base, space, StandardNormal(NOISE), **fixed)
     sizes = {"width": WIDTH, "batch_size": BATCH} | {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
-    return rounds(problem, space.size, DoublyDual(nu_rate=1e-4, transport_rate=1e-4, activation="relu", **sizes))
+    return rounds(problem, space.size, DoublyDual.plain(nu_rate=1e-4, transport_rate=1e-4, activation="relu", **sizes))
 
 
 def conditional_rounds(width: int):
@@ -73,7 +73,7 @@ def conditional_rounds(width: int):
     fixed = {"rkhs_penalty": jnp.float32(1e-3), "inverse_temperature": jnp.float32(1.0), "anchored": False}
     space = FeatureSpace(span(condition), span(target))
     problem = SaddleProblem(Sample(target, condition), base, space, StandardNormal(64), **fixed)
-    solver = DoublyDual(width=width, batch_size=BATCH, activation="relu", transport_depth=2, nu_depth=2)
+    solver = DoublyDual.plain(width=width, batch_size=BATCH, activation="relu", transport_depth=2, nu_depth=2)
     return rounds(problem, space.size, solver)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kexpfam.fit.dde import DDE
-from kexpfam.fit.saddle import DoublyDual
 from reproduction.cost import Cost
 from reproduction.measurements.synthetic import synthetic
 from reproduction.methods import DENSITIES, with_solver
@@ -16,7 +15,6 @@ from reproduction.specs import Cell
 __all__ = ["convergence", "portrait"]
 
 PICTURED_DRAWS, PICTURED_CELLS, MARGIN = 1000, 60, 0.15
-BATCH = 256
 # Enough for a picture, at a fraction of the size.
 DECIMALS = 3
 
@@ -39,9 +37,7 @@ def portrait(cell: Cell) -> Values:
 def convergence(cell: Cell) -> Values:
     """Return draws of the sampler at the wanted steps of the saddle point, from f = 0 and the base measure."""
     train = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
-    steps = max(cell["steps"])
-    saddle = DoublyDual(f_rate=1.0, nu_rate=1e-3, transport_rate=5e-4, horizon=steps, batch_size=BATCH)
-    solver = DDE(steps=steps, saddle=saddle, snapshots=True)
+    solver = DDE(steps=max(cell["steps"]), snapshots=True)
     with Cost() as cost:
         model = with_solver(solver, cell["seed"]).fit(train)
     solution: Any = model.solution_

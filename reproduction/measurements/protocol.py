@@ -38,7 +38,7 @@ def released_protocol(cell: Cell) -> Values:
     sample = Sample(train[:, -1:], train[:, :-1])
     init_key, run_key, look_key = jr.split(jr.key(cell["seed"]), 3)
     space, base = _space(sample), Gaussian.fitted(sample.target)
-    saddle = DoublyDual(f_rate=1.0, nu_rate=1e-3, transport_rate=5e-4, batch_size=256)
+    saddle = DoublyDual.plain(batch_size=256)
     watch = lambda state: np.asarray(state.point.f_weights)
     with double_precision(), Cost() as cost:
         problem = SaddleProblem(sample, base, space, base, jnp.asarray(NO_PENALTY), jnp.asarray(1.0), anchored=True)

@@ -184,3 +184,13 @@ def test_a_run_says_where_it_stands(moons):
     assert set(Standing._fields) <= set(facts)
     assert model.solution_.status is Status.RAN_ALL_STEPS  # ten steps from the cold are far from the optimum, and it says so
     assert facts["shortfall"] > 0.1
+
+
+def test_the_printed_scheme_follows_the_plain_gradient_and_keeps_no_metric(problem):
+    solver = DoublyDual.plain(**SIZES | {"nu_rate": 0.0, "transport_rate": 0.0})
+    state = solver.init(problem, jnp.zeros(problem.space.size), key=jr.key(0))
+    after = run(problem, solver, state, steps=1, key=jr.key(1), stage="test")
+    assert state.point.nu.waves is None
+    assert after.state.metric.moment.size == 0
+    moved = np.linalg.norm(after.state.point.f_weights - state.point.f_weights)
+    assert moved == pytest.approx(float(after.trace["f_gradient"][0]), rel=1e-5)

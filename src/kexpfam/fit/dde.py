@@ -106,7 +106,8 @@ class DDE(Solver):
         answer = saddle.answer(outcome.state)
         ends: dict[str, Any] = {"warm_start": self.warm_start, "polished": self.polish, "keys": (polish_key, judge_key)}
         solution = finish(problem, answer.f_weights, answer.transport, reference, outcome, **ends)
-        if self.polish or not isinstance(outcome.state, State) or outcome.status is Status.NO_STEPS:
+        measurable = isinstance(outcome.state, State) and saddle.natural
+        if self.polish or not measurable or outcome.status is Status.NO_STEPS:
             return solution
         return self._judged(solution, judge(outcome.state))
 

@@ -234,6 +234,9 @@ class DoublyDual(eqx.Module):
         How much of the sampler's lag is made good in f's gradient, from 0, none, to 1.
     averaging : float
         Weight of the past in the running mean of the transport.
+    natural : bool
+        Whether f's direction is the natural one; it takes memory for the square of the features. Otherwise f follows its plain
+        gradient, clipped by its norm, as the paper has it.
     transport_updates, nu_updates : int
         Updates of the transport for each of f, and of nu for each of the transport.
     batch_size, width, transport_depth, nu_depth, waves : int
@@ -249,6 +252,7 @@ class DoublyDual(eqx.Module):
     damping: ScalarLike = eqx.field(default=0.02, converter=jnp.asarray)
     lag_share: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
     clip: float = eqx.field(default=5.0, static=True)
+    natural: bool = eqx.field(default=True, static=True)
     transport_updates: int = eqx.field(default=5, static=True)
     nu_updates: int = eqx.field(default=2, static=True)
     batch_size: int = eqx.field(default=384, static=True)
@@ -288,7 +292,7 @@ class DoublyDual(eqx.Module):
             averaged=transport,
             nu_moments=optimiser.init(eqx.filter(nu, eqx.is_array)),
             transport_moments=optimiser.init(eqx.filter(transport, eqx.is_array)),
-            metric=Metric.start(f_weights.size),
+            metric=Metric.start(f_weights.size if self.natural else 0),
             step=jnp.array(0),
         )
 
@@ -332,22 +336,25 @@ class DoublyDual(eqx.Module):
         point = state.point
         groups, moved, behind = draws_for_f(problem, point, key=draws_key)
         lag = lagged(behind, groups.draws, self.lag_share)
-        damping = problem.rkhs_penalty + self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
-        metric = jax.lax.cond(
-            state.step % METRIC_EVERY == 0,
-            lambda old: old.refreshed(problem.space, groups, moved, lag.weights, damping),
-            lambda old: old,
-            state.metric,
-        )
         gradient = f_gradient(problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights)
-        direction, length = metric.solved(gradient)
+        metric, direction, length = state.metric, gradient, jnp.linalg.norm(gradient)
+        if self.natural:
+            damping = self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
+            metric = jax.lax.cond(
+                state.step % METRIC_EVERY == 0,
+                lambda old: old.refreshed(problem.space, groups, moved, lag.weights, problem.rkhs_penalty + damping),
+                lambda old: old,
+                metric,
+            )
+            direction, length = metric.solved(gradient)
         health = Health(
             saddle_terms(point, problem, draw_batch(problem, self.batch_size, key=batch_key)),
             lag.gap,
             lag.effective_share,
             jnp.linalg.norm(gradient),
         )
-        stride = decay * self.f_rate * jnp.minimum(1.0, self.trust / jnp.maximum(length, 1e-12))
+        longest = self.trust if self.natural else self.clip
+        stride = decay * self.f_rate * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
         where = lambda s: (s.point.f_weights, s.metric)
         f_weights = point.f_weights + (stride * direction).astype(point.f_weights.dtype)
         return eqx.tree_at(where, state, (f_weights, metric)), health
@@ -368,6 +375,13 @@ class DoublyDual(eqx.Module):
         updates, moments = self._optimiser.update(gradient, state.nu_moments)
         nu = stepped(point.nu, updates, decay * self.nu_rate)
         return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
+
+    @classmethod
+    def plain(cls, **settings: Any) -> "DoublyDual":
+        """Return the paper's own scheme: plain gradients of f, plain networks, nothing made good for the sampler's lag."""
+        own: dict[str, Any] = {"natural": False, "waves": 0, "lag_share": 0.0, "f_rate": 1.0, "nu_rate": 1e-3}
+        own |= {"transport_rate": 5e-4, "nu_updates": 3, "batch_size": 512, "transport_depth": 3, "nu_depth": 3}
+        return cls(**own | settings)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
