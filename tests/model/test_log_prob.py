@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kexpfam import ConditionalKernelExpFamily, Integration, KernelExpFamily
+from kexpfam.data.kinds import Integer, Positive
 from kexpfam.data.scaling import Scaling
 from kexpfam.datasets import two_moons
 from kexpfam.fit.learned import Learned
@@ -122,11 +123,34 @@ def test_off_the_support_it_is_minus_infinity_and_its_gradient_finite(densities,
     assert np.all(np.isfinite(slopes))
 
 
+@pytest.mark.parametrize("base", [None, "chain"])
+def test_a_positive_column_has_no_density_below_zero(base):
+    x = np.random.default_rng(0).exponential(size=(120, 1))
+    settings = CHAIN if base else KERNEL
+    density = KernelExpFamily(columns={0: Positive()}, **settings).fit(x).density_
+    assert density.support().ravel().tolist() == [0.0, np.inf]
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(density.log_prob)))(np.array([[-1.0], [0.5], [1e300]]))
+    assert np.isneginf(values).tolist() == [True, False, True]
+    assert values[1] == pytest.approx(density.log_density(np.array([[0.5]]))[0], abs=1e-10)
+    assert np.all(np.isfinite(slopes))
+
+
+def test_columns_of_several_kinds_are_traced_too():
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.normal(size=120), rng.poisson(3.0, size=120), rng.integers(30, size=120)])
+    model = KernelExpFamily(columns={1: Integer(), 2: Integer()}, **CHAIN).fit(x)
+    traced = jax.jit(jax.vmap(model.log_prob))(x[:5])
+    assert np.asarray(traced) == pytest.approx(model.score_samples(x[:5]), abs=1e-10)
+    with pytest.raises(TypeError, match="host"):
+        model.density_.draw(key=jr.key(0))
+
+
 def test_an_unbounded_density_has_no_bounds(densities):
     assert densities["kernel"].support() is None
     assert densities["stack"].support() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOINT)
 def test_traced_draws_follow_the_law_of_the_others(densities, name):
     """Each column's mean of ranks among draws of the host: within 4 standard errors, twice 1 / sqrt(12 n)."""
@@ -141,6 +165,7 @@ def test_traced_draws_follow_the_law_of_the_others(densities, name):
             assert abs(np.mean(ranks**power) - 1.0 / (power + 1)) < 4.0 * spread * (2.0 / DRAWS) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONDITIONED)
 def test_traced_draws_under_a_condition_have_its_mean(densities, name):
     density, x = densities[name], np.array([0.4, -0.3])

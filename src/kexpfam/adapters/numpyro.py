@@ -50,7 +50,11 @@ class KernelDistribution(dist.Distribution):
         if bounds is None:
             return constraints.real if not self.event_shape else constraints.real_vector
         low, high = np.reshape(bounds, (2, *self.event_shape))
-        return constraints.independent(constraints.interval(low, high), len(self.event_shape))
+        if np.all(np.isfinite(bounds)):
+            return constraints.independent(constraints.interval(low, high), len(self.event_shape))
+        # Where only some columns are positive, the density says so by being 0 elsewhere.
+        some = constraints.positive if np.all(low == 0.0) else constraints.real
+        return constraints.independent(some, len(self.event_shape))
 
     def log_prob(self, value: Float[AnyArray, "..."]) -> Float[Array, "..."]:
         batch = value.shape[: jnp.ndim(value) - len(self.event_shape)]

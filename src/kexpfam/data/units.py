@@ -50,8 +50,8 @@ class Units(Scaling):
 
     def log_jacobians(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
         """Return ``log |dz/dx|`` where there is a density with respect to length; 0 at atoms, gaps and discrete values."""
-        counted = self.atoms(values) | np.isnan(values) | np.array([_others(kind).discrete for kind in self.kinds], bool)
         xp = values.__array_namespace__()
+        counted = self.atoms(values) | xp.isnan(values) | np.array([_others(kind).discrete for kind in self.kinds], bool)
         return xp.where(counted, 0.0, super().log_jacobians(xp.where(counted, 1.0, values)))
 
     def atoms(self, values: Float[AnyArray, "n d"]) -> AnyArray:

@@ -314,7 +314,7 @@ class Density(AbstractDensity):
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         base = self.tilt.base if self.completion is None else self.completion.base
-        return self.scaling.to_data(np.stack([base.low, base.high])) if isinstance(base, Box) else None
+        return self.scaling.to_data(np.stack([base.low, base.high])) if isinstance(base, Box) else super().support()
 
     def in_data_units(self, draws: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
         """Return points in the coordinates of f as points of the data, the other coordinates drawn."""

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.precision import double_precision
 
-__all__ = ["AbstractDensity", "Distributions", "narrowed", "scores"]
+__all__ = ["AbstractDensity", "Distributions", "narrowed", "positive", "scores"]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
@@ -116,7 +116,7 @@ class AbstractDensity(eqx.Module):
         """
         point = jnp.asarray(y)
         rows = (point,) if x is None else (point, jnp.asarray(x))
-        return _in_double(_copied(self).log_density, jnp.result_type(point.dtype, jnp.float32))(*rows)
+        return _in_double(_copied(self), jnp.result_type(point.dtype, jnp.float32))(*rows)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         """Return one draw as a pure function of its key: to be jitted and vmapped, in the precision that JAX is set to."""
@@ -124,7 +124,7 @@ class AbstractDensity(eqx.Module):
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         """Return the lower and the upper bound of each column of the target; None where there are none."""
-        return None
+        return positive(self)
 
     @abc.abstractmethod
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
@@ -165,6 +165,12 @@ class AbstractDensity(eqx.Module):
             yield self.distributions(X[start : start + ROWS]), slice(start, start + ROWS)
 
 
+def positive(density: Any) -> Float[np.ndarray, "2 d"] | None:
+    """Return the bounds of columns of which some stand for their logarithms; None if there are none of them."""
+    logs = np.asarray(density.scaling.logs, bool)
+    return np.stack([np.where(logs, 0.0, -np.inf), np.full(len(logs), np.inf)]) if logs.any() else None
+
+
 def narrowed(tree: Any) -> Any:
     """Return a tree whose float64 arrays are copies in the precision that JAX is set to."""
     narrow = lambda leaf: leaf.astype(jnp.result_type(float) if leaf.dtype == np.float64 else leaf.dtype)
@@ -176,7 +182,7 @@ def _copied(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
-def _in_double(log_density: Callable, precision: np.dtype) -> Callable:
+def _in_double(density: Any, precision: np.dtype) -> Callable:
     """Return the log density of one row as a function of JAX that is computed, and differentiated, in float64.
 
     What is transposed after the context has ended would fall back to the caller's precision: the derivative is a rule of its
@@ -184,7 +190,12 @@ def _in_double(log_density: Callable, precision: np.dtype) -> Callable:
     """
 
     def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
-        return jnp.asarray(log_density(*(row.astype(float).reshape(1, -1) for row in rows)))[0]
+        y, *x = (row.astype(float).reshape(1, -1) for row in rows)
+        z = density.scaling.to_model(y)
+        off = jnp.any((jnp.isnan(z) & ~jnp.isnan(y)) | (jnp.isfinite(z) & (jnp.abs(z) >= FAR)))
+        # The centre stands in for what is off the support or too far out, so that no derivative is NaN there.
+        near = jnp.where(off, density.scaling.to_data(np.zeros(y.shape)), y)
+        return jnp.where(off, -jnp.inf, jnp.asarray(density.log_density(near, *x))[0])
 
     def value(*rows: Float[Array, "..."]) -> Float[Array, ""]:
         with double_precision():

@@ -101,7 +101,9 @@ class LearnedDensity(AbstractDensity):
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         first: Any = self.members.member(0)
-        return None if first.support is None else self.scaling.to_data(first.support[:, np.argsort(first.order)].astype(float))
+        if first.support is None:
+            return super().support()
+        return self.scaling.to_data(first.support[:, np.argsort(first.order)].astype(float))
 
     def draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
         """Return one draw per condition, in model units, and its log density under the sampler: chains of cells."""
@@ -152,11 +154,14 @@ class MixedDensity(LearnedDensity):
     members: MixedChain
     scaling: Units
 
-    def log_density(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        z, condition = self.scaling.to_model(targets), self._conditions(X, len(targets))
+    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+        z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
         rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
         pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
-        return (np.concatenate(pieces) if pieces else np.zeros(0)) + self.scaling.log_jacobian(targets)
+        return (xp.concatenate(pieces) if pieces else np.zeros(0)) + self.scaling.log_jacobian(targets)
+
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+        raise TypeError("columns of several kinds are drawn on the host only; use sample.")
 
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
         if self.members.dim != 1:
