@@ -129,7 +129,7 @@ def test_a_positive_column_has_no_density_below_zero(base):
     settings = CHAIN if base else KERNEL
     density = KernelExpFamily(columns={0: Positive()}, **settings).fit(x).density_
     assert density.support().ravel().tolist() == [0.0, np.inf]
-    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(density.log_prob)))(np.array([[-1.0], [0.5], [1e300]]))
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(density.log_prob)))(np.array([[-1.0], [0.5], [0.0]]))
     assert np.isneginf(values).tolist() == [True, False, True]
     assert values[1] == pytest.approx(density.log_density(np.array([[0.5]]))[0], abs=1e-10)
     assert np.all(np.isfinite(slopes))

@@ -192,7 +192,9 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
     def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
         y, *x = (row.astype(float).reshape(1, -1) for row in rows)
         z = density.scaling.to_model(y)
-        off = jnp.any((jnp.isnan(z) & ~jnp.isnan(y)) | (jnp.isfinite(z) & (jnp.abs(z) >= FAR)))
+        # A missing cell is NaN and an atom infinite in model units, and neither is off the support.
+        marked = jnp.isnan(y) | density.scaling.atoms(y) if hasattr(density.scaling, "atoms") else jnp.isnan(y)
+        off = jnp.any(~(jnp.abs(z) < FAR) & ~marked)
         # The centre stands in for what is off the support or too far out, so that no derivative is NaN there.
         near = jnp.where(off, density.scaling.to_data(np.zeros(y.shape)), y)
         return jnp.where(off, -jnp.inf, jnp.asarray(density.log_density(near, *x))[0])
