@@ -13,7 +13,8 @@ import typer
 
 import kexpfam
 from kexpfam.files import written
-from kexpfam.reading import Columns, Training, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
+from kexpfam.fitting import fitted, fitted_to_blocks, training_blocks
+from kexpfam.reading import Columns, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
 from kexpfam.streaming import Scores, draws_at, draws_in_blocks
 from kexpfam.telling import column_names, facts, summary, tell, write_rows
@@ -133,7 +134,8 @@ def fit(
     data: Annotated[
         str,
         typer.Argument(
-            help="A .csv, .tsv, .txt, .npy or .parquet file, - for standard input, or a built-in set: two-moons, rings or grid."
+            help="A .csv, .tsv, .txt, .npy or .parquet file, a folder of .parquet files, - for standard input, or a built-in "
+            "set: two-moons, rings or grid."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="The model file to write.")],
@@ -179,8 +181,13 @@ def fit(
         "progress": not quiet and sys.stderr.isatty(),
     }
     chosen = Columns(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
-    table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
-    estimator, what, score = _fitted(table, settings | chosen.settings())
+    table = built_in(data, chosen, rows, seed)
+    blocks = None if table is not None else training_blocks(Path(data), chosen, reading)
+    settings |= chosen.settings()
+    if blocks is not None:
+        estimator, what, score = fitted_to_blocks(blocks, settings)
+    else:
+        estimator, what, score = fitted(table or training(Path(data), chosen, reading), settings)
     estimator.save(output)
     said = facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
     tell(said, err=output == STANDARD_OUTPUT)
@@ -346,23 +353,6 @@ app.command(
     rich_help_panel="In a checkout of the repository",
     hidden=checkout() is None,
 )(reproduce)
-
-
-def _fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
-    """Return the fitted model, what it is of, and the mean log density of all rows."""
-    from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
-
-    features, targets, weights = table
-    rows, what = [features.values], f"{len(features.names)} columns"
-    estimator: Any = KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
-    # The names come first: what is wrong with a column is said by its name.
-    estimator.column_names_ = features.names
-    if targets is not None:
-        estimator.target_names_ = targets.names
-        rows.append(targets.values[:, 0] if len(targets.names) == 1 else targets.values)
-        what = f"{', '.join(targets.names)} given {', '.join(features.names)}"
-    estimator.fit(*rows, sample_weight=weights)
-    return estimator, what, estimator.score(*rows)
 
 
 def _load(model: Path) -> Any:

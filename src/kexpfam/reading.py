@@ -19,6 +19,7 @@ __all__ = [
     "Columns",
     "Training",
     "built_in",
+    "check_options",
     "kinds_of",
     "model_blocks",
     "model_rows",
@@ -130,16 +131,21 @@ def training(data: Path, chosen: Columns, reading: "Reading") -> Training:
 
     columns, targets, features, weight, kinds = chosen
     reading = reading._replace(labels=[name for name, kind in kinds.items() if kind.split(":")[0] == "category"])
-    if targets is not None and columns is not None:
-        raise ValueError("--columns is for densities without a target; with --target use --features.")
-    if targets is None and features is not None:
-        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
+    check_options(chosen)
     used = columns if targets is None else features
     parts = [*([targets] if targets else []), *([[weight]] if weight else [])]
     if not parts:
         return Training(read_table(data, used, reading), None, None)
     table, *rest = read_parts(data, parts, used, reading)
     return Training(table, rest[0] if targets else None, rest[-1].values[:, 0] if weight else None)
+
+
+def check_options(chosen: Columns) -> None:
+    """Raise if names were given that do not go together."""
+    if chosen.targets is not None and chosen.columns is not None:
+        raise ValueError("--columns is for densities without a target; with --target use --features.")
+    if chosen.targets is None and chosen.features is not None:
+        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
 
 
 def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | None:

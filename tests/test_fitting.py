@@ -1,0 +1,95 @@
+"""The command ``fit`` on rows in blocks: folders, and files of more rows than are held, give what the library gives."""
+
+import numpy as np
+import pandas
+import pytest
+
+from kexpfam import KernelExpFamily, load
+from kexpfam.data.delimited import Reading
+from kexpfam.fitting import fitted_to_blocks, training_blocks
+from kexpfam.reading import Columns
+
+EVERY = Columns(None, None, None, None)
+SETTINGS = {"lengthscale": 0.7, "rkhs_penalty": 1e-2, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    return pandas.DataFrame(rng.normal(size=(600, 3)), columns=["a", "b", "y"]).assign(w=rng.integers(1, 4, 600).astype(float))
+
+
+@pytest.fixture
+def folder(table, tmp_path):
+    for place in range(3):
+        table[place * 200 : (place + 1) * 200].to_parquet(tmp_path / f"{place}.parquet", index=False)
+    return tmp_path
+
+
+def rows(found):
+    """Return what comes out of the blocks, all together, as arrays."""
+    parts = [block if isinstance(block, tuple) else (block,) for block in found.blocks]
+    return [np.concatenate([np.asarray(part) for part in column]) for column in zip(*parts, strict=True)]
+
+
+def test_a_folder_is_read_by_roles(folder, table):
+    found = training_blocks(folder, Columns(None, ["y"], None, "w"), Reading(gaps="keep"))
+    X, y = rows(found)
+    assert (found.features, found.targets) == (["a", "b"], ["y"])
+    assert np.array_equal(X, table[["a", "b"]])
+    assert np.array_equal(y, table.y)
+    assert np.array_equal(found.weights, table.w)
+    assert found.blocks.rows == 600
+
+
+def test_rows_with_gaps_are_dropped_where_that_is_asked_for(folder, table):
+    spoilt = table[:200].copy()
+    spoilt.loc[3, "a"], spoilt.loc[7, "y"] = np.nan, np.nan
+    spoilt.to_parquet(folder / "0.parquet", index=False)
+    with pytest.warns(UserWarning, match="2 of 600 rows have missing cells"):
+        X, y = rows(training_blocks(folder, Columns(None, ["y"], ["a"], None), Reading(gaps="drop")))
+    kept = np.delete(np.arange(600), [3, 7])
+    assert np.array_equal(X[:, 0], table.a[kept])
+    assert np.array_equal(y, table.y[kept])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_a_file_goes_by_blocks_from_some_size_on(suffix, table, tmp_path):
+    few = tmp_path / f"few{suffix}"
+    many = tmp_path / f"many{suffix}"
+    for path, count in ((few, 600), (many, 100_200)):
+        values = np.tile(table.to_numpy(), (count // 600, 1))
+        np.save(path, values) if suffix == ".npy" else pandas.DataFrame(values, columns=table.columns).to_parquet(path)
+    assert training_blocks(few, EVERY, Reading()) is None
+    wanted = ["x1", "x0"] if suffix == ".npy" else ["b", "a"]
+    found = training_blocks(many, EVERY._replace(columns=wanted), Reading())
+    assert found.features == wanted
+    assert np.array_equal(rows(found)[0][:600], table[["b", "a"]])
+    assert training_blocks(tmp_path / "text.csv", EVERY, Reading()) is None
+
+
+def test_the_model_is_that_of_the_table(folder, table, tmp_path):
+    names = ["a", "b"]
+    model, what, score = fitted_to_blocks(training_blocks(folder, EVERY._replace(columns=names), Reading()), SETTINGS)
+    expected = KernelExpFamily(**SETTINGS).fit(table[names].to_numpy())
+    points = table[names].to_numpy()[:5]
+    assert np.allclose(model.score_samples(points), expected.score_samples(points), atol=1e-12)
+    assert score == pytest.approx(expected.score(table[names].to_numpy()))
+    model.save(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert (what, loaded.column_names_, loaded.n_rows_) == ("2 columns", names, 600)
+    assert isinstance(loaded.sample(3, random_state=0), np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (EVERY._replace(columns=["a", "q"]), "no column 'q'; there are a, b, y, w"),
+        (Columns(None, ["a"], ["a"], None), "column 'a' is named twice"),
+        (Columns(None, ["a", "b", "y", "w"], None, None), "no column is left for the features"),
+        (Columns(["a"], ["y"], None, None), "--columns is for densities without a target"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(folder, chosen, message):
+    with pytest.raises(ValueError, match=message):
+        training_blocks(folder, chosen, Reading())
