@@ -6,9 +6,8 @@ A fit leaves ``density_``, which scores and draws in the data's own units; the f
 import abc
 import contextlib
 import os
-import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax.random as jr
@@ -16,17 +15,17 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
-from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
 from kexpfam.data.frames import as_table, framed, layout_of
-from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import Weighted, checked_weights, counted_mean, effective_rows, is_whole
-from kexpfam.estimators.messages import numbers_of, shown
+from kexpfam.estimators.given import GivenDensity
+from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
 from kexpfam.estimators.output import FrameOutput
 from kexpfam.estimators.predictive import Predictive
 from kexpfam.estimators.showing import Shown
@@ -37,7 +36,7 @@ from kexpfam.model.precision import double_precision
 from kexpfam.progress import Bar, Listener
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 __all__ = [
     "ConditionalEstimator",
@@ -58,7 +57,6 @@ __all__ = [
 
 FEWEST_ROWS = 10
 # Characters of a value that an error message repeats.
-Seed = int | np.integer | np.random.RandomState | None
 
 
 class UncertainNormaliserWarning(UserWarning):
@@ -355,74 +353,11 @@ class ConditionalEstimator(Predictive, Estimator):
         return rows, targets
 
 
-class GivenDensity:
-    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
-
-    condition: dict[str, Any] | None = None
-    target_names: list[str] | None = None
-    target_kinds: Sequence[AbstractKind] = ()
-
-    def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
-        self.density, self._flat, self._draws = density, flat, draws
-
-    def score_samples(self, y: ArrayLike) -> np.ndarray:
-        """Return the log density at each y, given with shape (n,) or (n, p)."""
-        points = check_array(as_table(y), dtype=np.float64, ensure_2d=False, input_name="y")
-        width = self.density.scaling.width
-        if points.size % width or (points.ndim > 1 and points.shape[-1] != width):
-            raise ValueError(f"y has {points.shape[-1]} columns, but the model was fitted to {width}.")
-        return scores(self.density, points.reshape(-1, width))
-
-    def log_prob(self, y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
-        """Return the log density at one y as a pure function of JAX."""
-        return self.density.log_prob(y)
-
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
-        """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
-        draws = self._draws(self.density, n_samples, random_state, refine)
-        return draws[:, 0] if self._flat else draws
-
-    def plot(self, **kwargs: Any) -> "Figure":
-        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
-        from kexpfam import plot  # matplotlib is slow to import
-
-        return plot.plot_given(self, **kwargs)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """Return the value as a whole number of at least ``least``, or raise."""
-    try:
-        fine = value == int(value) and least <= value <= sys.maxsize and not isinstance(value, bool | np.bool_)
-    except (TypeError, ValueError, OverflowError):
-        fine = False
-    if not fine:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
-    return int(value)
-
-
 def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | None]:
     """Return a context manager around the listener that ``progress`` asks for."""
     if not isinstance(progress, bool | None) and not callable(progress):
         raise TypeError(f"progress must be True, False or a function of a report; got {shown(progress)}.")
     return Bar() if progress is True else contextlib.nullcontext(progress or None)
-
-
-def one_of(name: str, value: Any, known: Collection[str]) -> None:
-    """Raise unless the value is one of the known names."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(
-            f"unknown {name} {shown(value)}: choose one of {', '.join(known)}, or pass an object where one is allowed."
-        )
-
-
-def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
-    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
-    if value is None:
-        return
-    numbers = numbers_of(value)
-    fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
-    if numbers.shape not in shapes or not fine:
-        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}.")
 
 
 def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:

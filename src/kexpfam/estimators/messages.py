@@ -1,10 +1,15 @@
-"""What people pass, as numbers and as error messages show it."""
+"""What people pass: checked, as numbers, and as error messages show it."""
 
+import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-__all__ = ["numbers_of", "shown"]
+__all__ = ["Seed", "check_scale", "numbers_of", "one_of", "shown", "whole"]
+
+Seed = int | np.integer | np.random.RandomState | None
 
 # Characters of a value in a message.
 MOST_SHOWN = 80
@@ -22,3 +27,32 @@ def numbers_of(value: Any) -> np.ndarray:
         return np.asarray(value, dtype=float)
     except (TypeError, ValueError):
         return np.array(np.nan)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return the value as a whole number of at least ``least``, or raise."""
+    try:
+        fine = value == int(value) and least <= value <= sys.maxsize and not isinstance(value, bool | np.bool_)
+    except (TypeError, ValueError, OverflowError):
+        fine = False
+    if not fine:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
+    return int(value)
+
+
+def one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise unless the value is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"unknown {name} {shown(value)}: choose one of {', '.join(known)}, or pass an object where one is allowed."
+        )
+
+
+def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
+    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
+    if value is None:
+        return
+    numbers = numbers_of(value)
+    fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
+    if numbers.shape not in shapes or not fine:
+        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}.")
