@@ -20,7 +20,7 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.certificate import Certificate, certify
 from kexpfam.judge.conformal import Conformal
-from kexpfam.judge.metrics import Distance, mmd_squared
+from kexpfam.judge.metrics import Distance, mmd_squared, neighbour_log_density
 from kexpfam.model.density import Density, Estimate, WeightedDraws
 
 __all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "plain", "sampler_fit"]
@@ -29,6 +29,9 @@ __all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "
 CERTIFICATE = 1
 SUSPICIOUS_P_VALUE = 0.01
 PASS_ROWS = "Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated."
+
+# Beyond this many dimensions the nearest of so many draws are too far away to tell a density.
+NEIGHBOUR_DIMS, NEIGHBOUR_DRAWS = 3, 20_000
 
 
 class Judgement(eqx.Module):
@@ -225,11 +228,18 @@ def diagnose(
 def sampler_fit(
     density: Density, training: np.ndarray, count: int, *, weight: np.ndarray | None = None, key: Key[Array, ""]
 ) -> SamplerFit:
-    """Return how the sampler fits the density at training conditions, given in the data's units with what they count."""
-    row_key, draw_key = jr.split(key)
+    """Return how the sampler fits the density at training conditions, given in the data's units with what they count.
+
+    A map that folds space has a larger density than its change of variables says. In up to three dimensions without a condition
+    the density is then estimated from neighbours among further draws, and is no bound any more.
+    """
+    row_key, draw_key, neighbour_key = jr.split(key, 3)
     rows = np.asarray(Sample.unconditional(training, weight).drawn(count, key=row_key))
     conditions = density.inputs.to_model(training)[rows] if density.conditional else np.zeros((count, 0))
     draws = density.sampler.weighted_draws(conditions, key=draw_key)
+    if draws.folds and not density.conditional and draws.points.shape[1] <= NEIGHBOUR_DIMS:
+        others = density.sampler.draws(NEIGHBOUR_DRAWS, key=neighbour_key)
+        draws = draws._replace(log_density=neighbour_log_density(draws.points, others), folds=False)
     log_p = density.tilt.log_values(draws.points, conditions) - density.log_partitions(training)[rows]
     log_ratio = draws.log_density - log_p
     shared = 0.0 if density.log_partition is None else density.log_partition.standard_error

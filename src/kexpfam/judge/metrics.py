@@ -6,7 +6,7 @@ import numpy as np
 
 from kexpfam.model.kernels import median_distance
 
-__all__ = ["Distance", "mmd_squared"]
+__all__ = ["Distance", "mmd_squared", "neighbour_log_density"]
 
 
 class Distance(NamedTuple):
@@ -50,3 +50,20 @@ def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows_per_ch
         total += kernel.sum()
         squares += (kernel**2).sum()
     return total, squares
+
+
+def neighbour_log_density(points: np.ndarray, draws: np.ndarray, *, neighbours: int = 8) -> np.ndarray:
+    r"""Return the log density of a law at points, from draws of it that are apart from the points.
+
+    With r the distance to the k-th of n neighbours in d dimensions and :math:`V_d` the volume of the unit ball,
+    :math:`\psi(k) - \log n - \log V_d - d \log r` (Kozachenko and Leonenko): its mean is the negative entropy up to the change
+    of the density within r, so it serves in few dimensions. At one point its standard deviation is about
+    :math:`1 / \sqrt k`.
+    """
+    from scipy.spatial import cKDTree
+    from scipy.special import digamma, gammaln
+
+    dim = points.shape[1]
+    radius = cKDTree(draws).query(points, k=[neighbours])[0][:, 0]
+    log_ball = 0.5 * dim * np.log(np.pi) - gammaln(0.5 * dim + 1.0)
+    return digamma(neighbours) - np.log(len(draws)) - log_ball - dim * np.log(np.maximum(radius, 1e-300))
