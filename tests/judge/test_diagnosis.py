@@ -8,8 +8,11 @@ from oracles import normal, tilted_normal, tilted_normal_log_partition
 
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.problem import Status
-from kexpfam.judge.diagnosis import Judgement, SamplerFit, judge, sampler_fit
+from kexpfam.judge.calibration import Calibration
+from kexpfam.judge.diagnosis import PASS_ROWS, Diagnosis, Judgement, SamplerFit, judge, sampler_fit
+from kexpfam.judge.stacking import diagnose_stack
 from kexpfam.model.density import Density, Estimate, Inputs, Sampler, WeightedDraws
+from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport, Identity
 
@@ -95,3 +98,21 @@ def test_a_normal_base_is_its_own_best_sampler():
     fit = sampler_fit(density(Sampler(law, Identity(), law), slope=0.0), NOTHING, 500, key=jr.key(0))
     assert fit.kl.value == pytest.approx(0.0, abs=1e-9)
     assert fit.share == pytest.approx(1.0)
+
+
+class Conditional(LawDensity):
+    """A law that says it has a condition: all that the diagnosis of a stack asks of it."""
+
+    @property
+    def conditional(self):
+        return True
+
+
+def test_rows_that_were_passed_are_not_asked_for_again():
+    # The parts of a stack are judged without the rows, and ask for them.
+    law = Conditional(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
+    part = Diagnosis(Status.CONVERGED, True, SURE, 0.0, SURE, False, 1.0, None, None, None, "good", (PASS_ROWS,))
+    found = Calibration(5, 0.0, np.linspace(0.0, 1.0, 5), np.linspace(0.0, 1.0, 5), False, 0.5, 0.5, {}, 0.1)
+    judged = lambda calibration: diagnose_stack(law, NOTHING, None, (), part, None, calibration, settings=None, key=jr.key(0))
+    assert judged(found).advice == ()
+    assert judged(None).advice == (PASS_ROWS,)
