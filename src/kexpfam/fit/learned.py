@@ -35,6 +35,8 @@ PROGRESS = 1e-4
 # Nats below the median beyond which it does not matter how far a row is off.
 FARTHEST = 20.0
 SMALLEST_BATCH, BATCHES_PER_EPOCH = 32, 16
+# Held-out rows that are scored at a time.
+JUDGED_ROWS = 2048
 # Epochs between two looks at the clock, the checkpoint and the stop rule.
 CHUNK = 5
 
@@ -205,7 +207,7 @@ class Trainer(eqx.Module):
         rate = self.rate(state.step)
         keys = jr.split(key, len(task.kept))
         players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
-        judge = lambda chain, rows, support: bounded_mean(self.score(task, chain.within(support), rows), task.counts(rows))
+        judge = lambda chain, rows, support: bounded_mean(self.scores(task, chain.within(support), rows), task.counts(rows))
         own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
         score = elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
@@ -258,6 +260,14 @@ class Trainer(eqx.Module):
         return jnp.sum(
             chain.log_densities(task.target[rows], task.condition[rows], cells=self.settings.cells, thin=thin), axis=1
         )
+
+    def scores(self, task: Task, chain: AbstractChain, rows: Int[Array, " h"]) -> Float[Array, " h"]:
+        """Return the log density of many rows, some at a time: the cells of all of them would be most of a fit's memory."""
+        whole = len(rows) // JUDGED_ROWS * JUDGED_ROWS
+        if not whole:
+            return self.score(task, chain, rows)
+        parts = jax.lax.map(lambda part: self.score(task, chain, part), rows[:whole].reshape(-1, JUDGED_ROWS)).ravel()
+        return jnp.concatenate([parts, self.score(task, chain, rows[whole:])]) if whole < len(rows) else parts
 
 
 def bounded_mean(scores: Float[AnyArray, " h"], counts: Float[AnyArray, " h"] | None = None) -> Float[Array, ""]:
@@ -313,8 +323,11 @@ def learn(
 def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:
     """Return the log density of each row under the members that did not see it; NaN where all did."""
     sums, counts = np.full(len(sample), -np.inf), np.zeros(len(sample))
-    for k, rows in enumerate(held):
-        part = sample.rows(rows)
-        sums[rows] = np.logaddexp(sums[rows], chain.member(k).log_densities(part.target, part.condition, cells=cells).sum(1))
-        counts[rows] += 1.0
+    for k, mine in enumerate(held):
+        member = chain.member(k)
+        for start in range(0, len(mine), JUDGED_ROWS):
+            rows = mine[start : start + JUDGED_ROWS]
+            part = sample.rows(rows)
+            sums[rows] = np.logaddexp(sums[rows], member.log_densities(part.target, part.condition, cells=cells).sum(1))
+            counts[rows] += 1.0
     return np.where(counts > 0.0, sums - np.log(np.maximum(counts, 1.0)), np.nan)
