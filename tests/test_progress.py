@@ -47,6 +47,16 @@ def report_of(step, steps=100, stage="saddle point", **health):
     return Report(stage, step, steps, health)
 
 
+def test_rows_have_a_rate_though_no_one_knows_how_many_there_are(bar, clock):
+    bar(report_of(1_000, 0, "reading"))
+    clock.now = 2.0
+    bar(report_of(5_000, 0, "reading"))
+    assert line(bar, "reading").fields["rate"] == "2,000 rows/s"
+    assert line(bar, "reading").fields["left"] == ""
+    bar(report_of(9_000, 17_000, "reading"))
+    assert line(bar, "reading").fields["left"] == "at most 0:00:02 left"
+
+
 def test_there_is_no_rate_before_the_second_report(bar, clock):
     clock.now = 30.0
     bar(report_of(25))

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from kexpfam.data.blocks import RowBlocks
     from kexpfam.data.tables import Reading
 
-__all__ = ["Streamed", "fitted", "fitted_to_blocks", "training_blocks"]
+__all__ = ["TrainingBlocks", "fitted", "fitted_to_blocks", "training_blocks"]
 
 
-class Streamed(NamedTuple):
+class TrainingBlocks(NamedTuple):
     """What a model is fitted to, block by block: names of features and targets, rows or pairs of them, and weights."""
 
     features: list[str]
@@ -41,7 +41,7 @@ def fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
     return estimator, what, estimator.score(*rows)
 
 
-def fitted_to_blocks(table: Streamed, settings: dict[str, Any]) -> tuple[Any, str, float]:
+def fitted_to_blocks(table: TrainingBlocks, settings: dict[str, Any]) -> tuple[Any, str, float]:
     """Return the model fitted to rows that are not held, what it is of, and the mean log density of all rows."""
     from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 
@@ -55,7 +55,7 @@ def fitted_to_blocks(table: Streamed, settings: dict[str, Any]) -> tuple[Any, st
     return estimator, what, estimator.score(blocks)
 
 
-def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> Streamed | None:
+def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> TrainingBlocks | None:
     """Return what a model is fitted to where a file has more rows than are held, or the data are a folder of Parquet files.
 
     Features are all other columns unless they are named. None for anything else.
@@ -85,7 +85,7 @@ def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> Streamed
             X, y = part(table, 0, ends[0]), part(table, *ends)
             yield (X, y[:, 0] if len(targets) == 1 else y) if targets else X
 
-    return Streamed(features, targets or None, RowBlocks(read, None if reading.gaps == "drop" else whole.rows), weights)
+    return TrainingBlocks(features, targets or None, RowBlocks(read, None if reading.gaps == "drop" else whole.rows), weights)
 
 
 def _names(blocks: "RowBlocks", data: Path) -> list[str]:
