@@ -26,6 +26,7 @@ test-adapters: .venv-adapters/.installed
 
 .venv-adapters/.installed: pyproject.toml
 	python3 -m venv .venv-adapters
+	.venv-adapters/bin/pip install -q torch==2.13.0
 	.venv-adapters/bin/pip install -q -e ".[arviz,data,mapie,numpyro,sbi,skpro]" pytest pytest-xdist
 	touch $@
 
