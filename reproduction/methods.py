@@ -53,6 +53,7 @@ DENSITIES: dict[str, Method] = {
     "spline flow": Method("SplineFlow"),
     "sklearn mixture": Method("HeldOutMixture", module=OURS),
     "vine": Method("KernelVine", module=PEERS),
+    "mixed kde": Method("MixedKernelDensity", module=PEERS),
 }
 CONDITIONALS: dict[str, Method] = {
     "auto": Method("ConditionalKernelExpFamily"),

@@ -17,7 +17,20 @@ __all__ = ["COMMAND", "EXPERIMENTS", "Cell", "Spec", "identity", "load_spec"]
 FOLDER = Path(__file__).parent / "specs"
 # How an experiment is run, in a checkout.
 COMMAND = "kexpfam reproduce"
-EXPERIMENTS = ("table1", "table2", "larger", "figures", "cost", "rate", "algorithms", "duals", "uci", "joint", "posteriors")
+EXPERIMENTS = (
+    "table1",
+    "table2",
+    "larger",
+    "figures",
+    "cost",
+    "rate",
+    "algorithms",
+    "duals",
+    "uci",
+    "joint",
+    "posteriors",
+    "mixed",
+)
 
 Cell = dict[str, Any]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from reproduction.measurements.benchmark import conditional
 from reproduction.measurements.growth import cost, rate
+from reproduction.measurements.mixed import mixed
 from reproduction.measurements.neighbours import bare_neighbours
 from reproduction.measurements.portraits import convergence, portrait
 from reproduction.measurements.posteriors import posterior
@@ -29,4 +30,5 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "regression": regression,
     "joint": joint,
     "posterior": posterior,
+    "mixed": mixed,
 }
