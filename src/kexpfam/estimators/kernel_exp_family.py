@@ -27,6 +27,7 @@ from kexpfam.estimators.base import (
     warn_of_uncertain_normaliser,
     whole,
 )
+from kexpfam.estimators.partial import AnyGivenAny
 from kexpfam.estimators.showing import remembered
 from kexpfam.estimators.streaming import Streamed
 from kexpfam.fit.learned import Learned
@@ -57,7 +58,7 @@ class NearlyDeterministicWarning(UserWarning):
     """The targets are (nearly) a function of the inputs: no likelihood is high enough, and its height says little."""
 
 
-class KernelExpFamily(Streamed, DensityEstimator):
+class KernelExpFamily(Streamed, DensityEstimator, AnyGivenAny):
     r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood.
 
     Everything left at ``None`` is chosen from the training data (see ``selection_`` after the fit).

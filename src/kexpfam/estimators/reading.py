@@ -11,10 +11,15 @@ from kexpfam.data.encoding import Columns, categorical, columns_of
 from kexpfam.data.frames import as_table
 from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, as_kind
 from kexpfam.data.units import Units
-from kexpfam.estimators.base import FEWEST_ROWS, Estimator
+from kexpfam.estimators.base import FEWEST_ROWS, Estimator, key_from
 from kexpfam.model.distributions import scores
+from kexpfam.model.ensemble import MixedDensity
+from kexpfam.model.partial import log_evidence
 
 __all__ = ["TableReader"]
+
+# Completions behind the density of a row with gaps in columns that had none in training.
+GAP_DRAWS = 2048
 
 
 class TableReader(Estimator):
@@ -66,10 +71,19 @@ class TableReader(Estimator):
         if reset:
             self._columns = Columns.of(cells, self._names, self.columns, labelled)
         values = self._columns.encode(cells, unknown=not reset and not self.conditional)
+        if self.conditional and not reset:
+            self._check_gaps(values)
         if reset:
             check_array(values, ensure_all_finite="allow-nan", ensure_min_samples=FEWEST_ROWS, estimator=self)
             self._columns.check(values)
         return values
+
+    def _check_gaps(self, X: np.ndarray) -> None:
+        """Raise if inputs lack cells in columns that had all of them in training."""
+        strange = np.isnan(X).any(axis=0) & ~np.isnan(self._training).any(axis=0)
+        if np.any(strange):
+            names = [str(name) for name, bad in zip(self._columns.shown, strange, strict=True) if bad]
+            raise ValueError(f"column(s) {', '.join(names)} lack cells, and had all of them where the model was fitted: NaN.")
 
     def _validated_pair(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         if y is None:
@@ -101,10 +115,20 @@ class TableReader(Estimator):
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities, -inf off the support; what is there instead is of no account."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
+        if not X and np.any(gaps := np.isnan(targets[:, ~self._signed(density)]).any(axis=1)):
+            found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
+            inside &= ~gaps
+            if not np.any(inside):
+                return found
         # Infinity is an atom and NaN a gap where kinds are known.
         score = density.log_density if isinstance(density.scaling, Units) else partial(scores, density)
         found[inside] = score(targets[inside], *(part[inside] for part in X))
         return found
+
+    def _signed(self, density: Any) -> np.ndarray:
+        """Return the columns in which a gap is a state that the model knows: the others are integrated out."""
+        known = isinstance(density, MixedDensity)
+        return np.array(density.scaling.gaps) if known else np.zeros(len(self._described.kinds), bool)
 
     def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
         return self._described.decode(values, whole=whole)

@@ -261,8 +261,19 @@ class AbstractChain(eqx.Module):
         """Return the log density of every link, which sum to that of the row."""
 
     @abc.abstractmethod
-    def sample(self, x: Float[np.ndarray, "n p"], *, cells: int, rng: np.random.Generator) -> Draws:
-        """Return one row of targets per condition."""
+    def sample(
+        self,
+        x: Float[np.ndarray, "n p"],
+        *,
+        cells: int,
+        rng: np.random.Generator,
+        known: Float[np.ndarray, "n d"] | None = None,
+    ) -> Draws:
+        """Return one row of targets per condition, link by link; those that are ``known`` (not NaN) weigh the others.
+
+        ``log_weight`` is the log density of the known cells, each given what was drawn or known before it: its exponential
+        is an unbiased estimate of the density of the known part.
+        """
 
 
 class Chain(AbstractChain):
@@ -363,7 +374,14 @@ class Chain(AbstractChain):
         rows = self.rows(y, x)
         return self.told(rows, self.units(rows, thin)).log_density(rows[:, x.shape[1] :], cells)
 
-    def sample(self, x: Float[np.ndarray, "n p"], *, cells: int, rng: np.random.Generator) -> Draws:
+    def sample(
+        self,
+        x: Float[np.ndarray, "n p"],
+        *,
+        cells: int,
+        rng: np.random.Generator,
+        known: Float[np.ndarray, "n d"] | None = None,
+    ) -> Draws:
         """Return one row of targets per condition: a single pass, in which each link inverts its distribution function.
 
         A unit of degree j is known as soon as j targets are, so that every unit is computed once.
@@ -373,7 +391,7 @@ class Chain(AbstractChain):
         hidden, x = self.hidden * masks.hidden, x.astype(np.float32)
         entering = x @ first[:p] + self.biases[0]
         layers = [np.zeros_like(entering) for _ in self.biases]
-        targets, log_density = np.zeros((count, dim), np.float32), np.zeros(count)
+        targets, log_density, log_weight = np.zeros((count, dim), np.float32), np.zeros(count), np.zeros(count)
         for j in range(dim):
             ready = masks.degrees == j
             layers[0][:, ready] = silu(entering[:, ready])
@@ -385,11 +403,16 @@ class Chain(AbstractChain):
             if self.correction is not None:
                 told = told.tilted(layers[-1] @ (self.correction[1:, j] * masks.out[:, j, None]) + self.correction[0, j])
             targets[:, j], log_link = told.drawn(cells, np.asarray(rng.random(count, np.float32)))
+            if known is not None and not np.all(np.isnan(given := known[:, self.order[j]].astype(np.float32))):
+                there = ~np.isnan(given)
+                targets[:, j] = np.where(there, given, targets[:, j])
+                log_weight += np.where(there, told.log_density(targets[:, j], cells), 0.0)
+                log_link = np.where(there, 0.0, log_link)
             log_density += log_link
             entering += targets[:, j, None] * first[p + j]
         places = np.empty_like(self.order)
         places[self.order] = np.arange(dim)
-        return Draws(targets[:, places].astype(np.float64), log_density, np.zeros(count))
+        return Draws(targets[:, places].astype(np.float64), log_density, log_weight)
 
     def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
         """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.

@@ -11,8 +11,9 @@ Values are in the units of ``data.units``.
 """
 
 import abc
+import dataclasses
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import equinox as eqx
 import numpy as np
@@ -74,6 +75,12 @@ class AbstractFamily(eqx.Module):
     def embedded(self, z: Float[AnyArray, "n g"]) -> Float[AnyArray, "n g e"]:
         """Return the numbers that stand for values in a network."""
         return z[..., None]
+
+    def only(self, place: int) -> Self:
+        """Return the family of one of the columns alone."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own = {name: (part[place],) for name, part in parts.items() if isinstance(part, tuple)}
+        return dataclasses.replace(self, **own)
 
     def start(self, z: Float[np.ndarray, "n g"]) -> Float[np.ndarray, "g o"]:
         """Return outputs to begin with, by values of which some are missing or atoms."""

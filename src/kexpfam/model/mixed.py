@@ -146,6 +146,17 @@ class Wiring(eqx.Module):
         log_density = np.where(there, -np.logaddexp(0.0, -logit), log_density - np.logaddexp(0.0, logit))
         return np.where(there, np.inf, value), log_density
 
+    def log_link(self, told: list[np.ndarray], column: int, z: np.ndarray, cells: int) -> np.ndarray:
+        """Return the log density of values of one column; infinity is its atom."""
+        f, place = self.place(column)
+        atom = np.isinf(z)
+        safe = np.where(atom, self.fillers[column], z).astype(told[f].dtype)[:, None]
+        found = self.families[f].only(place).log_density(told[f][:, place : place + 1], safe, cells)[:, 0]
+        if column not in self.atoms:
+            return found
+        logit = told[-1][:, self.atoms.index(column)]
+        return np.where(atom, -np.logaddexp(0.0, -logit), found - np.logaddexp(0.0, logit))
+
     def steps(
         self, told: list[np.ndarray], column: int, cells: int, *, atom: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -305,11 +316,6 @@ class MixedChain(AbstractChain):
         rng: np.random.Generator,
         known: Float[np.ndarray, "n d"] | None = None,
     ) -> Draws:
-        """Return one row of columns per condition, link by link; those that are ``known`` (not NaN) weigh the others.
-
-        ``log_weight`` is the log density of the known cells, each given what was drawn or known before it: its exponential
-        is an unbiased estimate of the density of the known part.
-        """
         sight, wiring, (count, p) = self.sight(), self.wiring, x.shape
         first, skip, out, hidden = (
             *(self.first * sight.first, self.skip * sight.skip, self.out * sight.out),
@@ -345,7 +351,5 @@ class MixedChain(AbstractChain):
         if given is None or np.all(np.isnan(given)):
             return values, np.stack([log_drawn, np.zeros(count)])
         there = ~np.isnan(given)
-        alone = np.full((count, self.dim), np.nan)
-        alone[:, column] = given
-        log_given = self.wiring.log_densities(outputs.astype(float), alone, cells)[:, column]
+        log_given = self.wiring.log_link(told, column, np.where(there, given, values), cells)
         return np.where(there, given, values), np.where([~there, there], [log_drawn, log_given], 0.0)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import Estimator
 from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
+from kexpfam.plot.columns import plot_columns
 from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
 from kexpfam.plot.marginals import plot_marginal
@@ -22,6 +23,7 @@ from kexpfam.plot.steps import plot_snapshots, plot_trace
 
 __all__ = [
     "plot_calibration",
+    "plot_columns",
     "plot_conditional",
     "plot_density",
     "plot_given",

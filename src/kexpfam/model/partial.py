@@ -1,0 +1,166 @@
+r"""Any columns given any others: rows of which some cells are known are completed, and what is known weighs the completions.
+
+The unknown cells of a row are drawn in some order, each given the cells before it, and a weight w is the density of the known
+cells given those. Then :math:`E[w]` is the density of the known part, and draws with these weights follow the unknown part
+given the known one. For a mixture of normals w is the density itself; for chains it is where the known columns come first.
+"""
+
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Key
+
+from kexpfam.model.density import Density, Estimate
+from kexpfam.model.ensemble import CELLS, LawDensity, LearnedDensity, Stack
+from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.model.precision import double_precision
+
+__all__ = ["Completions", "completed", "log_evidence", "patterns"]
+
+# Completed cells in memory at a time.
+CHUNK_NUMBERS = 1_000_000
+
+
+class Completions(NamedTuple):
+    """Several completions of every row, in the data's own units, and their log weights; equally many by each of ``strata``."""
+
+    rows: np.ndarray  # (n, count, d)
+    log_weights: np.ndarray  # (n, count)
+    strata: int = 1
+
+    def evidence(self) -> list[Estimate]:
+        """Return the log density of the known part of each row, with its standard error and the effective draws."""
+        return [_estimate(row, self.strata) for row in self.log_weights]
+
+    def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return draws of the rows, (n, count, d), as often as their weights say."""
+        shares = np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
+        levels = np.cumsum(shares, axis=1)
+        # Systematic resampling, in random order: fewer repetitions than independent choices have.
+        wanted = (np.arange(count) + rng.random((len(shares), 1))) / count * levels[:, -1:]
+        place = np.stack([np.searchsorted(row, level) for row, level in zip(levels, wanted, strict=True)])
+        place = rng.permuted(np.minimum(place, shares.shape[1] - 1), axis=1)
+        return np.take_along_axis(self.rows, place[:, :, None], axis=1)
+
+
+def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
+    """Return about ``count`` completions of every row; NaN stands for what is not known."""
+    rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
+    pieces = range(0, len(values), rows)
+    parts = [_completed(density, values[i : i + rows], count, jr.fold_in(key, i)) for i in pieces]
+    whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    return Completions(whole, weights, parts[0].strata)
+
+
+def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+    """Return the log density of the known part of each row."""
+    found = np.zeros(len(values))
+    whole = ~np.isnan(values).any(axis=1)
+    found[whole] = density.log_density(values[whole])
+    if not np.all(whole):
+        found[~whole] = [one.value for one in completed(density, values[~whole], count, key=key).evidence()]
+    return found
+
+
+def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
+    """Return the rows that know the same columns, and these columns."""
+    known, membership = np.unique(~np.isnan(values), axis=0, return_inverse=True)
+    columns = [tuple(np.flatnonzero(pattern).tolist()) for pattern in known]
+    return [(np.flatnonzero(membership.ravel() == k), own) for k, own in enumerate(columns)]
+
+
+@singledispatch
+def _completed(density: Any, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    raise TypeError(f"a {type(density).__name__} does not know its conditionals.")
+
+
+@_completed.register
+def _(density: LearnedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return completions by every member, equally many; columns that a member has first are known exactly."""
+    each, z = -(-count // len(density)), density.scaling.to_model(values)
+    known, streams = np.repeat(z, each, axis=0), np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
+    nothing = np.zeros((len(known), 0))
+    draw = lambda member, k: member.sample(nothing, cells=CELLS, rng=streams[k], known=known)
+    found = density._of_members(draw)
+    targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
+    weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1).reshape(len(values), -1)
+    rows = density.scaling.to_data(targets.reshape(-1, values.shape[1])).reshape(len(values), -1, values.shape[1])
+    weights += _known_jacobian(density.scaling, values)[:, None]
+    return Completions(_kept(rows, values), weights, len(density))
+
+
+@_completed.register
+def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return draws of the conditional law; every weight is the density of the known part."""
+    rows, log_known = _by_law(density.law, density.scaling.to_model(values), count, key)
+    data = density.scaling.to_data(rows.reshape(-1, values.shape[1])).reshape(rows.shape)
+    weights = log_known + _known_jacobian(density.scaling, values)
+    return Completions(_kept(data, values), np.tile(weights[:, None], (1, count)))
+
+
+@_completed.register
+def _(density: Density, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return completions by the base, weighed by what the tilt adds."""
+    base = density.tilt.base if density.completion is None else density.completion.base
+    z = density.scaling.to_model(values)
+    rows, log_known = _by_law(base, z, count, key)
+    flat = rows.reshape(-1, values.shape[1])
+    data = density.scaling.to_data(flat)
+    log_ratio = density.log_density(data) - density.scaling.log_jacobian(data) - base.log_densities(flat)
+    weights = log_ratio.reshape(len(values), count) + log_known[:, None]
+    return Completions(_kept(data.reshape(rows.shape), values), weights + _known_jacobian(density.scaling, values)[:, None])
+
+
+@_completed.register
+def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return the completions of all parts, each by its weight."""
+    keys = jr.split(key, len(density.parts))
+    each = -(-count // len(density.parts))
+    found = [_completed(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
+    total = sum(one.log_weights.shape[1] for one in found)
+    scale = [np.log(weight * total / one.log_weights.shape[1]) for weight, one in zip(density.weights, found, strict=True)]
+    weights = [one.log_weights + own for one, own in zip(found, scale, strict=True)]
+    return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
+
+
+def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
+    """Return completions by a law that knows its conditionals, (n, count, d), and the log density of the known parts."""
+    rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
+    for k, (own, dims) in enumerate(patterns(z)):
+        with double_precision():
+            if not dims:
+                rows[own] = law.draws(len(own) * count, key=jr.fold_in(key, k)).reshape(len(own), count, -1)
+                continue
+            known = z[own][:, dims]
+            values = np.repeat(known, count, axis=0)
+            if len(dims) == z.shape[1]:
+                rows[own], log_known[own] = values.reshape(len(own), count, -1), law.log_densities(z[own])
+                continue
+            found = np.asarray(law.completed(dims, jnp.asarray(values), key=jr.fold_in(key, k)))
+        rows[own], log_known[own] = found.reshape(len(own), count, -1), law.marginal(dims).log_densities(known)
+    return rows, log_known
+
+
+def _known_jacobian(scaling: Any, values: np.ndarray) -> np.ndarray:
+    """Return the log Jacobian of the known cells."""
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(there, scaling.log_jacobians(values), 0.0).sum(axis=1)
+
+
+def _kept(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return completions with the known cells as they were given, to the last digit."""
+    return np.where(np.isnan(values)[:, None, :], rows, values[:, None, :])
+
+
+def _estimate(log_weights: np.ndarray, strata: int) -> Estimate:
+    """Return the log of the mean weight; what differs between strata is no error."""
+    count, value = len(log_weights), float(logsumexp(log_weights) - np.log(len(log_weights)))
+    if not np.isfinite(value):
+        return Estimate(-np.inf, 0.0, float(count))
+    shares = np.exp(log_weights - value)
+    error = float(np.sqrt(shares.reshape(strata, -1).var(axis=1).mean() / count))
+    return Estimate(value, error, float(count / (1.0 + shares.var())))
