@@ -205,7 +205,10 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
         except ImportError:
             raise ImportError(f"{path}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
         try:
-            return _dataset(pyarrow.dataset.dataset(path, format="parquet"), settings, columns)
+            # By default a reader fetches all of a file before it gives the first block.
+            options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+            form = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=options)
+            return _dataset(pyarrow.dataset.dataset(path, format=form), settings, columns)
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path}: not a readable Parquet file or folder ({error}).") from None
     if path.suffix.lower() != ".npy":
@@ -236,8 +239,13 @@ def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowB
     if missing:
         known = ", ".join(source.schema.names)
         raise ValueError(f"there is no column {', '.join(map(repr, missing))}; there are {known}.")
-    # Reading ahead is how a scanner comes to hold many blocks at once.
-    options: dict[str, Any] = {"batch_size": settings.block, "batch_readahead": 1, "fragment_readahead": 1}
+    # Reading ahead, on several threads above all, is how a scanner comes to hold many blocks at once.
+    options: dict[str, Any] = {
+        "batch_size": settings.block,
+        "batch_readahead": 0,
+        "fragment_readahead": 0,
+        "use_threads": False,
+    }
     if columns is not None:
         options["columns"] = list(columns)
     return RowBlocks(
