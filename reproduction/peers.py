@@ -174,4 +174,5 @@ class MixedKernelDensity:
 
     def score_samples(self, X: np.ndarray) -> np.ndarray:
         """Return the log density of each row."""
-        return np.log(np.maximum(self.law_.pdf(X), np.finfo(float).tiny))
+        with np.errstate(divide="ignore"):
+            return np.log(self.law_.pdf(X))

@@ -32,9 +32,12 @@ def mixed(cell: Cell) -> Values:
     jax.clear_caches()
     with Cost() as cost:
         found, extra = scores(cell, table, train, test)
-    short = (table.log_density(test) - found) / table.dim
+    # One row of density 0 makes the mean infinite, which no record can hold: the others are averaged, and such rows counted.
+    possible = found > -np.inf
+    short = (table.log_density(test) - found)[possible] / table.dim
     error = float(short.std() / np.sqrt(len(short)))
     values = {"shortfall": float(short.mean()), "shortfall_error": error, "training_rows": len(train), "columns": table.dim}
+    extra["impossible_rows"] = int(np.sum(~possible))
     package = version_of(cell["method"])
     return values | extra | {"seconds": cost.seconds, "megabytes": cost.megabytes} | ({"package": package} if package else {})
 
