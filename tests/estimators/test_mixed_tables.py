@@ -98,7 +98,7 @@ def test_a_file_holds_all_of_it(model, tmp_path):
 
 def test_the_diagnosis_and_the_picture_know_kinds(model, counts):
     assert model.diagnose().verdict in ("good", "fair", "poor")
-    assert len(model.plot().axes) == 6
+    assert len(model.plot().axes) == 21, "a column by itself, and every pair"
     assert len(model.given({"kind": "u"}).plot().axes) == 5
     assert counts.diagnose().verdict in ("good", "fair", "poor")
 
@@ -154,7 +154,7 @@ def test_labels_given_numbers_are_predicted():
     model = ConditionalKernelExpFamily(learned=SMALL, random_state=0).fit(frame[["age", "paid"]].to_numpy(), frame["kind"])
     predicted = model.predict(frame[["age", "paid"]].to_numpy())
     assert np.mean(predicted == frame["kind"].to_numpy()) > 0.65
-    assert model.target_columns_ == {0: Category(("u", "v"))}
+    assert model.target_columns_ == {"kind": Category(("u", "v"))}
 
 
 def test_gaps_that_inputs_did_not_have_are_named(counts):
