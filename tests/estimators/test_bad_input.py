@@ -163,7 +163,9 @@ class TestNumbersOfDraws:
     def test_whole_numbers_of_any_type_are_fine(self, model, count):
         assert model.sample(count).shape == (3, 2)
 
-    @pytest.mark.parametrize("seed", ["seed", 1.5, -1, 2**40, np.random.default_rng(0)], ids=repr)
+    @pytest.mark.parametrize(
+        "seed", ["seed", 1.5, -1, 2**40, np.random.default_rng(0)], ids=lambda seed: type(seed).__name__ + str(seed)[:8]
+    )
     def test_a_seed_that_is_none_is_named(self, model, seed):
         with pytest.raises(ValueError, match="random_state must be a whole number from 0 to"):
             model.sample(3, random_state=seed)

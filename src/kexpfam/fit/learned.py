@@ -101,8 +101,8 @@ class Learned(eqx.Module):
     dropout: float = 0.05
     average: float = 0.95
     cells: int = 160
-    polish: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
-    polished_rows: int = 5_000
+    polish: tuple[float, ...] = (0.1, 0.01, 1e-3, 1e-4)
+    polished_rows: int = 1_000
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")

@@ -30,7 +30,7 @@ __all__ = ["Polish", "Tilted", "polished"]
 
 # A held-out score must rise by this much (nats) to count as better.
 PROGRESS = 1e-3
-STEPS = 200
+STEPS = 100
 
 
 class Polish(NamedTuple):
