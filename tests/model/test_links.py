@@ -90,7 +90,7 @@ def test_draws_follow_the_density(seed):
     rows = chain.rows(draws.targets, x)
     told = chain.told(rows, chain.units(rows))
     for j in range(3):
-        link = Told(*(None if part is None else part[:, j] for part in told))
+        link = told.link(j)
         edges, masses = link.cells(4 * CELLS)
         masses = masses / masses.sum(axis=1, keepdims=True)
         y, edges = draws.targets[:, chain.order[j]], link.in_units(edges)
@@ -134,7 +134,7 @@ def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
     rows = chain.rows(draws.targets[:20], x[:20])
     told = chain.told(rows, chain.units(rows))
     for j, column in enumerate(chain.order):
-        link = Told(*(None if part is None else part[:, j : j + 1] for part in told))
+        link = Told(*(part if part is None or isinstance(part, bool) else part[:, j : j + 1] for part in told))
         y = np.linspace(*BOUNDS[:, column], 3001)
         density = np.exp(link.log_density(np.broadcast_to(y, (20, len(y))), CELLS))
         assert np.trapezoid(density, y, axis=1) == pytest.approx(1.0, abs=0.01)

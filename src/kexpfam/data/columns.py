@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
 from kexpfam.data.kinds import Atom
 from kexpfam.data.scaling import constant_columns
@@ -47,7 +48,9 @@ def check_targets(
     _check_collinear(targets, target_names, "target column(s)")
     constant = _named(constant_columns(X), names)
     if constant:
-        warnings.warn(f"constant input column(s) {constant} say nothing about y and are ignored.", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"constant input column(s) {constant} say nothing about y and are ignored.", UserWarning, stacklevel=caller_level()
+        )
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
 
 
@@ -92,7 +95,7 @@ def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str)
     if spreads[-1] < EXACTLY_COLLINEAR:
         raise ValueError(f"{what} {_named(part, names)} are collinear and have no joint density: leave one out.")
     message = f"{what} {_named(part, names)} are collinear up to rounding: the height of their density is that of the rounding."
-    warnings.warn(message, CollinearWarning, stacklevel=5)
+    warnings.warn(message, CollinearWarning, stacklevel=caller_level())
 
 
 def _named(mask: np.ndarray, names: Sequence[str] | None) -> str:
@@ -109,4 +112,4 @@ def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
             f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score says how narrow the "
             f"spikes are, not how good the fit is. {advice}"
         )
-        warnings.warn(message, TiesWarning, stacklevel=5)
+        warnings.warn(message, TiesWarning, stacklevel=caller_level())

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
+from kexpfam.caller import caller_level
 from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, Real, as_kind
 
 __all__ = ["ColumnKindWarning", "Columns", "categorical", "columns_of"]
@@ -110,7 +111,7 @@ class Columns(eqx.Module):
                 one = f"columns={{{found[0]!r}: ...}}"
                 message = f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: say {kinds} or 'real'"
                 message += f" with {one}."
-                warnings.warn(message, ColumnKindWarning, stacklevel=5)
+                warnings.warn(message, ColumnKindWarning, stacklevel=caller_level())
 
 
 def columns_of(table: Any) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from kexpfam.caller import caller_level
 from kexpfam.data.delimited import HOLDS_DATES, Cells, Reading, TableError, read_text
 from kexpfam.files import written
 
@@ -290,7 +291,7 @@ def warn_of_dropped(place: str, dropped: int, rows: int) -> None:
     """Say how many rows were left out, if any were."""
     if dropped:
         message = f"{place}: {dropped} of {rows} rows have missing cells and are left out."
-        warnings.warn(message, DroppedRowsWarning, stacklevel=3)
+        warnings.warn(message, DroppedRowsWarning, stacklevel=caller_level())
 
 
 def checked_rows(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:

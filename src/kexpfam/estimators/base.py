@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
+from kexpfam.caller import caller_level
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -283,7 +284,8 @@ class ConditionalEstimator(Predictive, Estimator):
         ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
         the density itself invariant.
         """
-        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, self._checked_features(X)))
+        features = self._checked_features(X)
+        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, features))
         frame = self._draws_like(X, draws, self._target_names)
         if frame is not None:
             return frame
@@ -291,7 +293,8 @@ class ConditionalEstimator(Predictive, Estimator):
 
     def predict(self, X: ArrayLike) -> Any:
         """Return the conditional mean of y, of labels the likeliest; for a frame X, as a series or frame."""
-        mean = self._decoded(self.density_.mean(self._checked_features(X)), whole=False)
+        features = self._checked_features(X)
+        mean = self._decoded(self.density_.mean(features), whole=False)
         return self._rows_like(X, mean[:, 0] if self._flat_targets else mean, self._target_names)
 
     def given(self, x: ArrayLike) -> "GivenDensity":
@@ -371,4 +374,4 @@ def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> Non
             message = f"log Z(x) is uncertain by up to {worst:.2g}: log densities are too; diagnose() says what to do."
         else:
             continue
-        warnings.warn(message, UncertainNormaliserWarning, stacklevel=4)
+        warnings.warn(message, UncertainNormaliserWarning, stacklevel=caller_level())

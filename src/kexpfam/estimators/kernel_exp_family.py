@@ -13,6 +13,7 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam.caller import caller_level
 from kexpfam.data.blocks import Rows
 from kexpfam.data.columns import check_columns, check_kinds, check_targets
 from kexpfam.data.kinds import AbstractKind
@@ -216,6 +217,8 @@ class KernelExpFamily(Streamed, DensityEstimator, AnyGivenAny):
         X = self._checked_points(X)
         if not isinstance(self.density_, Density):
             raise TypeError("this density is not a base under a single f: fit with base='gaussian' or 'mixture' to have one.")
+        if np.any(np.isnan(X)):
+            raise ValueError("X contains NaN: f is a function of all its columns.")
         return self.density_.potential(X)
 
     def _fixed(self) -> Fixed:
@@ -415,4 +418,4 @@ class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
                 "the smallest penalty was the best: the targets are (nearly) a function of the inputs, or take few values. "
                 "Their likelihood has no upper bound, so that a high score measures how narrow the spikes are."
             )
-            warnings.warn(message, NearlyDeterministicWarning, stacklevel=4)
+            warnings.warn(message, NearlyDeterministicWarning, stacklevel=caller_level())

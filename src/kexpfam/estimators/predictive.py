@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 
+from kexpfam.caller import caller_level
 from kexpfam.estimators.messages import numbers_of, shown
 from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate, density_ranks
 from kexpfam.judge.conformal import Conformal, conformalise
@@ -145,7 +146,7 @@ class Predictive(abc.ABC):
         seen = np.mean([row.tobytes() in trained for row in np.concatenate([X, targets], axis=1)])
         if seen > MOST_SEEN:
             message = f"{seen:.0%} of these rows are among those that the model was fitted to: hold rows out for the repair."
-            warnings.warn(message, SeenRowsWarning, stacklevel=3)
+            warnings.warn(message, SeenRowsWarning, stacklevel=caller_level())
 
 
 def _check_share(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam.caller import caller_level
 from kexpfam.data.blocks import Overview, RowBlocks, Rows, beside, look_over, row_blocks, with_targets
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -161,7 +162,7 @@ class Streamed(KernelModel):
                 listener(Report("summing", seen, blocks.rows or 0, {}))
         if left_out:
             message = f"{left_out} of {seen} rows have missing cells, too few for a sample to show any: they are left out."
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(message, UserWarning, stacklevel=caller_level())
 
     def _keep_some(self, most: int) -> None:
         """Leave ``most`` rows in the model, for pictures and diagnosis.

@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from kexpfam.caller import caller_level
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.calibration import COVERAGES, density_ranks, inside_central
 
@@ -146,4 +147,4 @@ def _inside(levels: np.ndarray | None, ranks: np.ndarray, coverage: float, repai
 
 def _warn_of_few(rows: int, needed: float) -> None:
     message = f"{rows} held-out rows are too few for a bound at this level, which takes {int(np.ceil(needed - ROUNDING)) - 1}."
-    warnings.warn(message, UnboundedWarning, stacklevel=4)
+    warnings.warn(message, UnboundedWarning, stacklevel=caller_level())
