@@ -689,6 +689,7 @@ EXPECTED = {
 # The checks fit labels and constant inputs, too.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.TiesWarning", "ignore:constant input column")
+@pytest.mark.filterwarnings("ignore::kexpfam.data.encoding.ColumnKindWarning")
 @parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)

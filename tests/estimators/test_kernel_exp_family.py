@@ -90,9 +90,16 @@ def bounds(data, spread=6.0):
     return data.mean(0) - spread * data.std(0), data.mean(0) + spread * data.std(0)
 
 
+EXPECTED = {
+    "check_pipeline_consistency": "its columns are collinear and have no joint density",
+    "check_estimators_pickle": "puts gaps into the rows, and these settings ask for a kernel model, which knows none",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.TiesWarning")  # rows are repeated to compare them with weights
-@parametrize_with_checks([CHECKED])
+@pytest.mark.filterwarnings("ignore::kexpfam.data.encoding.ColumnKindWarning")
+@parametrize_with_checks([CHECKED], expected_failed_checks=lambda estimator: EXPECTED)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
 
