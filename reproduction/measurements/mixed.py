@@ -9,7 +9,7 @@ from reproduction.cost import Cost
 from reproduction.methods import DENSITIES
 from reproduction.mixed_data import TABLES, MixedTable, jittered
 from reproduction.peers import version_of
-from reproduction.records import Values
+from reproduction.records import Unavailable, Values
 from reproduction.specs import Cell
 
 __all__ = ["mixed"]
@@ -33,7 +33,9 @@ def mixed(cell: Cell) -> Values:
     with Cost() as cost:
         found, extra = scores(cell, table, train, test)
     # One row of density 0 makes the mean infinite, which no record can hold: the others are averaged, and such rows counted.
-    possible = found > -np.inf
+    possible = np.isfinite(found)
+    if not np.any(possible):
+        raise Unavailable(f"{cell['method']} has no finite log density on any row of {cell['dataset']}.")
     short = (table.log_density(test) - found)[possible] / table.dim
     error = float(short.std() / np.sqrt(len(short)))
     values = {"shortfall": float(short.mean()), "shortfall_error": error, "training_rows": len(train), "columns": table.dim}
