@@ -228,6 +228,27 @@ class AbstractChain(eqx.Module):
     """A law of targets under a condition, link by link: what a fit learns and a density is made of."""
 
     order: eqx.AbstractVar[Int[AnyArray, "*m d"]]
+    first: eqx.AbstractVar[Float[AnyArray, "*m a w"]]
+    hidden: eqx.AbstractVar[Float[AnyArray, "*m l w w"]]
+    biases: eqx.AbstractVar[Float[AnyArray, "*m layers w"]]
+
+    def last_units(
+        self, rows: Float[AnyArray, "n a"], seen: Float[AnyArray, "a w"], passed: Float[AnyArray, "w w"], thin: Callable
+    ) -> Float[AnyArray, "n w"]:
+        """Return the last hidden layer under rows of inputs, of which units look at ``seen`` and at units ``passed`` on."""
+        dtype = rows.dtype
+        h = thin(silu(rows @ (self.first * seen).astype(dtype) + self.biases[0].astype(dtype)), 0)
+        for layer in range(1, len(self.biases)):
+            weight = (self.hidden[layer - 1] * passed).astype(dtype)
+            h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
+        return h
+
+    def fill(self, layers: list[np.ndarray], entering: np.ndarray, hidden: np.ndarray, ready: np.ndarray) -> None:
+        """Compute the units that are ``ready`` in all layers, in place, from the masked weights ``hidden``."""
+        layers[0][:, ready] = silu(entering[:, ready])
+        for layer in range(1, len(layers)):
+            below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
+            layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
 
     @property
     @abc.abstractmethod
@@ -350,12 +371,7 @@ class Chain(AbstractChain):
 
     def units(self, rows: Float[AnyArray, "n a"], thin: Callable = keep_all) -> Float[AnyArray, "n w"]:
         """Return the last hidden layer under rows of condition and ordered targets; ``thin(units, layer)`` may drop some."""
-        masks, dtype = self.masks, rows.dtype
-        h = thin(silu(rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)), 0)
-        for layer in range(1, len(self.biases)):
-            weight = (self.hidden[layer - 1] * masks.hidden).astype(dtype)
-            h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
-        return h
+        return self.last_units(rows, self.masks.first, self.masks.hidden, thin)
 
     def told(self, rows: Float[AnyArray, "n a"], units: Float[AnyArray, "n w"]) -> "Told":
         """Return what every link is told: location, log scale and the coefficients of the tilt."""
@@ -393,11 +409,7 @@ class Chain(AbstractChain):
         layers = [np.zeros_like(entering) for _ in self.biases]
         targets, log_density, log_weight = np.zeros((count, dim), np.float32), np.zeros(count), np.zeros(count)
         for j in range(dim):
-            ready = masks.degrees == j
-            layers[0][:, ready] = silu(entering[:, ready])
-            for layer in range(1, len(layers)):
-                below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
-                layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
+            self.fill(layers, entering, hidden, masks.degrees == j)
             outputs = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
             told = Told.of(outputs, None if self.support is None else self.support[:, j])
             if self.correction is not None:

@@ -18,7 +18,6 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.units import Units
 from kexpfam.model.chain import AbstractChain, Draws, keep_all
 from kexpfam.model.links import AbstractFamily, Circles, Labels, Lattices, Lines
-from kexpfam.model.networks import silu
 
 __all__ = ["Embedding", "MixedChain", "Wiring"]
 
@@ -294,10 +293,7 @@ class MixedChain(AbstractChain):
     def outputs(self, rows: Float[AnyArray, "n a"], thin: Callable = keep_all) -> Float[AnyArray, "n o"]:
         """Return what all links are told under rows of condition and embedded columns."""
         sight, dtype = self.sight(), rows.dtype
-        h = thin(silu(rows @ (self.first * sight.first).astype(dtype) + self.biases[0].astype(dtype)), 0)
-        for layer in range(1, len(self.biases)):
-            weight = (self.hidden[layer - 1] * sight.hidden).astype(dtype)
-            h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
+        h = self.last_units(rows, sight.first, sight.hidden, thin)
         told = h @ (self.out * sight.out).astype(dtype) + rows @ (self.skip * sight.skip).astype(dtype)
         return told + self.shift.astype(dtype)
 
@@ -325,11 +321,7 @@ class MixedChain(AbstractChain):
         entering, targets = rows[:, :p] @ first[:p] + self.biases[0], np.full((count, self.dim), np.nan)
         layers, totals = [np.zeros_like(entering) for _ in self.biases], np.zeros((2, count))
         for j, column in enumerate(self.order):
-            ready = sight.degrees == j
-            layers[0][:, ready] = silu(entering[:, ready])
-            for layer in range(1, len(layers)):
-                below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
-                layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
+            self.fill(layers, entering, hidden, sight.degrees == j)
             own = wiring.output_owners == column
             outputs = np.zeros((count, len(own)), np.float32)
             outputs[:, own] = layers[-1] @ out[:, own] + rows @ skip[:, own] + self.shift[own]
