@@ -6,7 +6,15 @@ import scipy.special
 from oracles import with_constants
 
 from kexpfam.fit import convex
-from kexpfam.fit.convex import Likelihood, log_partitions, maximise, normalised, without_negligible_nodes
+from kexpfam.fit.convex import (
+    Likelihood,
+    log_partitions,
+    maximise,
+    moments,
+    normalised,
+    objective,
+    without_negligible_nodes,
+)
 from kexpfam.fit.folds import chord
 from kexpfam.integrate.nodes import grid_nodes
 from kexpfam.model.measures import Gaussian
@@ -191,13 +199,29 @@ def test_weights_shared_by_the_conditions_are_the_same_weights_for_each():
 def test_chord_steps_agree_with_newton_s_method(shape, shift):
     problem = random_problem(shape)
     optimum = maximise(problem, PENALTY, zeros(problem), tolerance=1e-14)
-    for seed in range(4):
-        moved = problem.mean_feature + shift * np.random.default_rng(seed).normal(size=problem.mean_feature.size)
-        other = problem._replace(mean_feature=moved)
+    means = problem.mean_feature + shift * np.random.default_rng(0).normal(size=(4, problem.mean_feature.size))
+    stack = problem._replace(mean_feature=means, shares=np.tile(problem.shares, (4, 1)))
+    side_by_side = chord(stack, PENALTY, np.tile(optimum.weights, (4, 1)), [optimum.factor] * 4)
+    for mean, weights in zip(means, side_by_side, strict=True):
+        other = problem._replace(mean_feature=mean)
         alone = maximise(other, PENALTY, optimum.weights, tolerance=1e-14)
-        near = maximise(other, PENALTY, chord(other, PENALTY, optimum.weights, optimum.factor), most=0)
+        near = maximise(other, PENALTY, weights, most=0)
         # Half the decrement at which chord steps stop, and what a few of Newton's steps may leave from afar.
         assert alone.value - near.value < (1e-3 if shift < 0.1 else 2e-2)
+
+
+@every_problem
+def test_a_stack_of_problems_has_the_values_and_gradients_of_each(shape):
+    problem, rng = random_problem(shape), np.random.default_rng(1)
+    means, weights = rng.normal(size=(2, 3, problem.mean_feature.size))
+    shares = rng.dirichlet(np.ones(len(problem.shares)), 3)
+    stack = problem._replace(mean_feature=means, shares=shares)
+    values, masses = objective(stack, PENALTY, weights)
+    _, gradients = moments(stack, PENALTY, weights, masses.probabilities)
+    for k in range(3):
+        alone = problem._replace(mean_feature=means[k], shares=shares[k])
+        np.testing.assert_allclose(values[k], slow_objective(alone, PENALTY)(weights[k]), rtol=1e-10)
+        np.testing.assert_allclose(gradients[k], numerical_gradient(slow_objective(alone, PENALTY), weights[k]), atol=1e-7)
 
 
 def test_probabilities_and_normalisers_come_together():

@@ -59,12 +59,15 @@ class Likelihood(NamedTuple):
 
     ``features[c, j]`` is the outer product of ``condition_features[c]`` and ``node_features[j]``, flattened. Log weights that
     are the same under every condition have a first axis of length 1. Without conditions there is one condition feature, 1.
+
+    Problems that differ in their rows alone, such as those of folds, are one with a further first axis of ``mean_feature`` and
+    ``shares``; their weights, values and gradients have it too, and the features of the nodes are read once for all of them.
     """
 
-    mean_feature: np.ndarray  # (a * b,)
+    mean_feature: np.ndarray  # (*k, a * b)
     node_features: np.ndarray  # (j, b)
     log_weights: np.ndarray  # (c or 1, j)
-    shares: np.ndarray  # (c,)
+    shares: np.ndarray  # (*k, c)
     condition_features: np.ndarray  # (c, a)
 
     @staticmethod
@@ -73,12 +76,12 @@ class Likelihood(NamedTuple):
         return Likelihood(mean_feature, node_features, log_weights[None], np.ones(1), np.ones((1, 1)))
 
     def exponents(self, weights: np.ndarray) -> np.ndarray:
-        """Return ``log_weights + f`` at every condition and node, (c, j)."""
-        return self.log_weights + self.coefficients(weights) @ self.node_features.T
+        """Return ``log_weights + f`` at every condition and node, (*k, c, j)."""
+        return self.log_weights + _product(self.coefficients(weights), self.node_features.T)
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        """Return the weights of the node features under each condition, (c, b)."""
-        return self.condition_features @ weights.reshape(self.condition_features.shape[1], -1)
+        """Return the weights of the node features under each condition, (*k, c, b)."""
+        return self.condition_features @ weights.reshape(*weights.shape[:-1], self.condition_features.shape[1], -1)
 
 
 class Optimum(NamedTuple):
@@ -101,7 +104,8 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     """
 
     def evaluate(weights: np.ndarray) -> tuple[float, NodeMasses]:
-        return objective(problem, penalty, weights)
+        value, masses = objective(problem, penalty, weights)
+        return float(value), masses
 
     def direction(weights: np.ndarray, state: NodeMasses) -> tuple[np.ndarray, float, tuple]:
         means, gradient = moments(problem, penalty, weights, state.probabilities)
@@ -122,17 +126,21 @@ def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
     """Return the convex likelihood of the problem with its partition functions on the nodes."""
     sample, space = problem.sample, problem.space
     conditions = distinct_conditions(sample)
-    phi = space.condition.matrix(conditions.values)
-    if problem.mean_feature is not None:
-        mean_feature = np.asarray(problem.mean_feature)
-        return Likelihood(mean_feature, space.target.node_matrix(nodes), nodes.log_weights[None], conditions.shares, phi)
-    # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
-    mean = conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()
-    return Likelihood(mean.T.ravel(), space.target.node_matrix(nodes), nodes.log_weights[None], conditions.shares, phi)
+    phi, mean = space.condition.matrix(conditions.values), problem.mean_feature
+    if mean is None:
+        # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
+        mean = (conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()).T.ravel()
+    features = space.target.node_matrix(nodes)
+    return Likelihood(np.asarray(mean), features, nodes.log_weights[None], conditions.shares, phi)
+
+
+def _product(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return ``rows @ matrix`` as one product, whatever axes the rows are arranged along."""
+    return (rows.reshape(-1, rows.shape[-1]) @ matrix).reshape(*rows.shape[:-1], -1)
 
 
 class NodeMasses(NamedTuple):
-    """The probabilities of the nodes under each condition (c, j), and the log partition functions (c,)."""
+    """The probabilities of the nodes under each condition (*k, c, j), and the log partition functions (*k, c)."""
 
     probabilities: np.ndarray
     log_partitions: np.ndarray
@@ -144,26 +152,24 @@ def normalised(exponents: np.ndarray) -> NodeMasses:
     This is the inner loop of every fit: a log-sum-exp and then the probabilities would take two exponentials. The array given
     is overwritten.
     """
-    top = exponents.max(axis=1)
-    exponents -= top[:, None]
+    top = exponents.max(axis=-1)
+    exponents -= top[..., None]
     masses = np.exp(exponents, out=exponents)
-    totals = masses.sum(axis=1)
-    masses /= totals[:, None]
+    totals = masses.sum(axis=-1)
+    masses /= totals[..., None]
     return NodeMasses(masses, top + np.log(totals))
 
 
-def objective(problem: Likelihood, penalty: float, weights: np.ndarray) -> tuple[float, NodeMasses]:
-    """Return ``likelihood - penalty / 2 |w|^2``, and the masses that its derivatives are made of."""
+def objective(problem: Likelihood, penalty: float, weights: np.ndarray) -> tuple[np.ndarray | np.floating, NodeMasses]:
+    """Return ``likelihood - penalty / 2 |w|^2`` (*k), and the masses that its derivatives are made of."""
     masses = normalised(problem.exponents(weights))
-    likelihood = weights @ problem.mean_feature - problem.shares @ masses.log_partitions
-    return float(likelihood - 0.5 * penalty * weights @ weights), masses
+    linear = np.sum(weights * (problem.mean_feature - 0.5 * penalty * weights), axis=-1)
+    return linear - np.sum(problem.shares * masses.log_partitions, axis=-1), masses
 
 
 def log_partitions(problem: Likelihood, weights: np.ndarray) -> np.ndarray:
     """Return ``log Z`` per condition for one weight vector (c,), or for several (k, c)."""
-    rows = np.atleast_2d(weights)
-    partitions = np.stack([normalised(problem.exponents(row)).log_partitions for row in rows])
-    return partitions[0] if weights.ndim == 1 else partitions
+    return normalised(problem.exponents(weights)).log_partitions
 
 
 def gradient(problem: Likelihood, penalty: float, weights: np.ndarray) -> np.ndarray:
@@ -181,10 +187,10 @@ def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share:
 def moments(
     problem: Likelihood, penalty: float, weights: np.ndarray, probabilities: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean features under each condition (c, b), and the gradient."""
-    means = probabilities @ problem.node_features
-    expected = problem.condition_features.T @ (problem.shares[:, None] * means)
-    return means, problem.mean_feature - expected.ravel() - penalty * weights
+    """Return the mean features under each condition (*k, c, b), and the gradient (*k, a * b)."""
+    means = _product(probabilities, problem.node_features)
+    expected = problem.condition_features.T @ (problem.shares[..., None] * means)
+    return means, problem.mean_feature - expected.reshape(weights.shape) - penalty * weights
 
 
 def covariances(problem: Likelihood, probabilities: np.ndarray, means: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from scipy.linalg import cho_solve
 
 from kexpfam.data.sample import AnyArray, Sample, distinct_conditions
 from kexpfam.fit.convex import (
+    BLOCK_NUMBERS,
     Likelihood,
     covariances,
     information,
@@ -69,9 +70,14 @@ class Folds:
         optimum = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
         self.weights = optimum.weights
         problem = without_negligible_nodes(self.all, optimum.weights) if len(self.all.shares) == 1 else self.all
+        weights = np.tile(optimum.weights, (len(self.means), 1))
         factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
-        parts = [problem._replace(mean_feature=mean, shares=s) for mean, s in zip(self.means, self.shares, strict=True)]
-        weights = [chord(part, penalty, optimum.weights, f) for part, f in zip(parts, factors, strict=True)]
+        # As many fits at a time as have their probabilities of nodes under conditions held together.
+        size = max(1, BLOCK_NUMBERS // (len(problem.shares) * len(problem.node_features)))
+        for start in range(0, len(weights), size):
+            fits = slice(start, start + size)
+            part = problem._replace(mean_feature=self.means[fits], shares=self.shares[fits])
+            weights[fits] = chord(part, penalty, weights[fits], factors[fits])
         totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
         for row, out in zip(weights, self.left_out, strict=True):
             members = self.membership[out]
@@ -99,24 +105,37 @@ class Folds:
         return factors
 
 
-def chord(problem: Likelihood, penalty: float, weights: np.ndarray, factor: tuple) -> np.ndarray:
-    """Return the maximiser of a problem from a start near it, by steps with a Hessian that is kept.
+def chord(problem: Likelihood, penalty: float, weights: np.ndarray, factors: list[tuple]) -> np.ndarray:
+    """Return the maximisers of several problems from starts near them, by steps with a Hessian of each that is kept.
 
-    Where such steps do not get near enough, Newton's method goes on.
+    They go side by side, until all have arrived. Where such steps do not get near enough, Newton's method goes on.
     """
     value, masses = objective(problem, penalty, weights)
+    moving, lost = (np.full(len(weights), start) for start in (True, False))
     for _ in range(CHORD_STEPS):
-        _, slope = moments(problem, penalty, weights, masses.probabilities)
-        step = cho_solve(factor, slope, check_finite=False)
-        decrement = float(step @ slope)
-        if decrement < FOLD_TOLERANCE:
-            return weights
-        candidate = weights + step * min(1.0, TRUST / np.sqrt(decrement))
-        new_value, masses = objective(problem, penalty, candidate)
-        if new_value < value:
+        _, slopes = moments(problem, penalty, weights, masses.probabilities)
+        steps = _solved(factors, slopes)
+        decrements = np.sum(steps * slopes, axis=1)
+        moving &= decrements >= FOLD_TOLERANCE
+        if not np.any(moving):
             break
-        weights, value = candidate, new_value
-    return maximise(problem, penalty, weights, tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
+        sizes = np.minimum(1.0, TRUST / np.sqrt(np.maximum(decrements, FOLD_TOLERANCE)))
+        candidates = np.where(moving[:, None], weights + sizes[:, None] * steps, weights)
+        new_value, masses = objective(problem, penalty, candidates)
+        lost |= new_value < value
+        moving &= ~lost
+        weights, value = np.where(lost[:, None], weights, candidates), np.where(lost, value, new_value)
+    for k in np.flatnonzero(moving | lost):
+        alone = problem._replace(mean_feature=problem.mean_feature[k], shares=problem.shares[k])
+        weights[k] = maximise(alone, penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
+    return weights
+
+
+def _solved(factors: list[tuple], rows: np.ndarray) -> np.ndarray:
+    """Return the solution of each row's equations; those of a common factor are solved at once."""
+    if all(factor is factors[0] for factor in factors):
+        return cho_solve(factors[0], rows.T, check_finite=False).T
+    return np.stack([cho_solve(factor, row, check_finite=False) for factor, row in zip(factors, rows, strict=True)])
 
 
 def left_out_rows(sample: Sample, folds: int, repeats: int, *, seed: int) -> np.ndarray:

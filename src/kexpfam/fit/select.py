@@ -244,6 +244,7 @@ class _Walk:
         self.best_at: dict[tuple, float] = {}
         self.bases: dict[tuple, AbstractMeasure] = {}
         self.centres: dict[bool, Centres] = {}
+        self.folds: dict[tuple | None, Folds] = {}
         self.conditional = conditional
         self.unit = median_distance(self.sample.condition) if conditional else 1.0
         self.left_out = left_out_rows(self.sample, self.options.folds, self.options.repeats, seed=context.seed)
@@ -389,20 +390,15 @@ class _Walk:
 
         ``approach`` are larger penalties on the way to the first, which are not scored.
         """
-        scaled, base = self.scaled[settings.power], self.base(settings)
-        part, part_base, proposal = reduced(scaled.sample, base, settings.dims, self.context.proposal or base)
-        if settings.power not in self.centres:
-            self.centres[settings.power] = centre_rows(part, self.options.features, seed=self.context.seed)
-        space = build_space(self.fixed.kernel, part, self.centres[settings.power], settings.lengthscales, self.options.features)
-        problem = Problem(part, part_base, space, 1.0, proposal, self.context.integration)
-        folds = Folds(problem, *self._nodes(problem), self.left_out)
-        offset = scaled.log_jacobian + base.log_densities(scaled.sample.target)
-        for penalty in approach:
+        scaled = self.scaled[settings.power]
+        offset, weight = scaled.log_jacobian + self.base(settings).log_densities(scaled.sample.target), scaled.sample.weight
+        folds, is_new = self._posed(settings)
+        for penalty in approach if is_new else ():
             folds.approach(penalty)
         best, stale = -np.inf, 0
         for penalty in penalties:
             scores = folds.scores(float(penalty)) + offset
-            mean, error = float(weighted_mean(scores, part.weight)), standard_error(scores, part.weight)
+            mean, error = float(weighted_mean(scores, weight)), standard_error(scores, weight)
             self.trials.append(Trial(settings._replace(rkhs_penalty=float(penalty)), mean, error))
             self.row_scores.append(scores)
             best, stale = (mean, 0) if mean > best else (best, stale + 1)
@@ -411,6 +407,23 @@ class _Walk:
         if self.context.report is not None:
             self.context.report(Report("selection", len(self.trials), 0, {"score": self.best.score}))
         return float(best)
+
+    def _posed(self, settings: Settings) -> tuple[Folds, bool]:
+        """Return the fits at these settings whatever the penalty, and whether they are new; the best so far stay at hand."""
+        place = lambda settings: (settings.power, settings.base_width, *map(tuple, settings.lengthscales))
+        wanted, best = place(settings), place(self.best.settings) if self.trials else None
+        if wanted in self.folds:
+            return self.folds[wanted], False
+        sample, base = self.scaled[settings.power].sample, self.base(settings)
+        part, part_base, proposal = reduced(sample, base, settings.dims, self.context.proposal or base)
+        if settings.power not in self.centres:
+            self.centres[settings.power] = centre_rows(part, self.options.features, seed=self.context.seed)
+        space = build_space(self.fixed.kernel, part, self.centres[settings.power], settings.lengthscales, self.options.features)
+        problem = Problem(part, part_base, space, 1.0, proposal, self.context.integration)
+        # They are large, so that all others go before new ones are made.
+        self.folds = {best: self.folds[best]} if best in self.folds else {}
+        self.folds[wanted] = Folds(problem, *self._nodes(problem), self.left_out)
+        return self.folds[wanted], True
 
     def _nodes(self, problem: Problem) -> tuple[Nodes, Nodes]:
         """Return the nodes to fit on and those to score on: the same grid, or two sets of draws."""
