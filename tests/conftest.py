@@ -1,5 +1,6 @@
 """Settings of the whole test run."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import pytest  # noqa: E402
 jaxtyping.install_import_hook("kexpfam", "typechecking.checked")
 
 from kexpfam.datasets import two_moons  # noqa: E402
+
+# Traced programs stay alive and are many: looking through them for garbage every so often takes a twentieth of the run.
+gc.set_threshold(50_000, 20, 50)
 
 # The oracles are good to far more digits than float32 has.
 jax.config.update("jax_enable_x64", True)

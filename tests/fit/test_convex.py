@@ -210,6 +210,17 @@ def test_chord_steps_agree_with_newton_s_method(shape, shift):
         assert alone.value - near.value < (1e-3 if shift < 0.1 else 2e-2)
 
 
+def test_chord_steps_that_all_lead_down_leave_the_way_to_newton_s_method():
+    problem = random_problem(UNCONDITIONAL)
+    optimum = maximise(problem, PENALTY, zeros(problem), tolerance=1e-14)
+    stack = problem._replace(mean_feature=np.tile(problem.mean_feature, (2, 1)), shares=np.ones((2, 1)))
+    # A Hessian far too small: its steps go too far.
+    factor = (1e-3 * optimum.factor[0], optimum.factor[1])
+    found = chord(stack, PENALTY, np.zeros((2, problem.mean_feature.size)), [factor, factor])
+    for weights in found:
+        assert optimum.value - maximise(problem, PENALTY, weights, most=0).value < 2e-2
+
+
 @every_problem
 def test_a_stack_of_problems_has_the_values_and_gradients_of_each(shape):
     problem, rng = random_problem(shape), np.random.default_rng(1)

@@ -13,6 +13,7 @@ from kexpfam.data.sample import AnyArray, Sample, distinct_conditions
 from kexpfam.fit.convex import (
     BLOCK_NUMBERS,
     Likelihood,
+    NodeMasses,
     covariances,
     information,
     likelihood,
@@ -105,29 +106,35 @@ class Folds:
         return factors
 
 
-def chord(problem: Likelihood, penalty: float, weights: np.ndarray, factors: list[tuple]) -> np.ndarray:
+def chord(problem: Likelihood, penalty: float, start: np.ndarray, factors: list[tuple]) -> np.ndarray:
     """Return the maximisers of several problems from starts near them, by steps with a Hessian of each that is kept.
 
-    They go side by side, until all have arrived. Where such steps do not get near enough, Newton's method goes on.
+    They go side by side, each until it has arrived. Where such steps do not get near enough, Newton's method goes on.
     """
+    weights, moving, lost = np.array(start), np.arange(len(start)), list[int]()
+    only = lambda fits: problem._replace(mean_feature=problem.mean_feature[fits], shares=problem.shares[fits])
     value, masses = objective(problem, penalty, weights)
-    moving, lost = (np.full(len(weights), start) for start in (True, False))
     for _ in range(CHORD_STEPS):
-        _, slopes = moments(problem, penalty, weights, masses.probabilities)
-        steps = _solved(factors, slopes)
-        decrements = np.sum(steps * slopes, axis=1)
-        moving &= decrements >= FOLD_TOLERANCE
-        if not np.any(moving):
+        if not len(moving):
             break
-        sizes = np.minimum(1.0, TRUST / np.sqrt(np.maximum(decrements, FOLD_TOLERANCE)))
-        candidates = np.where(moving[:, None], weights + sizes[:, None] * steps, weights)
-        new_value, masses = objective(problem, penalty, candidates)
-        lost |= new_value < value
-        moving &= ~lost
-        weights, value = np.where(lost[:, None], weights, candidates), np.where(lost, value, new_value)
-    for k in np.flatnonzero(moving | lost):
-        alone = problem._replace(mean_feature=problem.mean_feature[k], shares=problem.shares[k])
-        weights[k] = maximise(alone, penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
+        _, slopes = moments(only(moving), penalty, weights[moving], masses.probabilities)
+        steps = _solved([factors[k] for k in moving], slopes)
+        decrements = np.sum(steps * slopes, axis=1)
+        far = decrements >= FOLD_TOLERANCE
+        moving, value = moving[far], np.asarray(value)[far]
+        if not len(moving):
+            break
+        sizes = np.minimum(1.0, TRUST / np.sqrt(decrements[far]))
+        candidates = weights[moving] + sizes[:, None] * steps[far]
+        new_value, masses = objective(only(moving), penalty, candidates)
+        better = np.asarray(new_value) >= value
+        lost.extend(moving[~better])
+        if not np.all(better):
+            masses = NodeMasses(*(part[better] for part in masses))
+        moving, value = moving[better], np.asarray(new_value)[better]
+        weights[moving] = candidates[better]
+    for k in (*lost, *moving):
+        weights[k] = maximise(only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
     return weights
 
 
