@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.model.filling import Filling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 from kexpfam.model.networks import silu
 
@@ -130,7 +131,8 @@ class Told(NamedTuple):
         """Return the log masses of the cells before they are normalised; a cell across a bound has the share that is inside."""
         dtype = self.coefficients.dtype
         grid = residuals(cells, np.dtype(dtype).name, self.thin)
-        exponents = grid.log_masses + self.coefficients @ grid.features.T
+        exponents = self.coefficients @ grid.features.T
+        exponents += grid.log_masses  # in place: new pages of memory would cost more than the product
         if self.low is None or self.high is None:
             return exponents
         xp = exponents.__array_namespace__()
@@ -242,13 +244,6 @@ class AbstractChain(eqx.Module):
             weight = (self.hidden[layer - 1] * passed).astype(dtype)
             h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
         return h
-
-    def fill(self, layers: list[np.ndarray], entering: np.ndarray, hidden: np.ndarray, ready: np.ndarray) -> None:
-        """Compute the units that are ``ready`` in all layers, in place, from the masked weights ``hidden``."""
-        layers[0][:, ready] = silu(entering[:, ready])
-        for layer in range(1, len(layers)):
-            below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
-            layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
 
     @property
     @abc.abstractmethod
@@ -402,29 +397,29 @@ class Chain(AbstractChain):
 
         A unit of degree j is known as soon as j targets are, so that every unit is computed once.
         """
-        masks, dim, (count, p) = self.masks, self.dim, x.shape
-        first, skip, out = self.first * masks.first, self.skip * masks.skip[:, :, None], self.out * masks.out[:, :, None]
-        hidden, x = self.hidden * masks.hidden, x.astype(np.float32)
-        entering = x @ first[:p] + self.biases[0]
-        layers = [np.zeros_like(entering) for _ in self.biases]
-        targets, log_density, log_weight = np.zeros((count, dim), np.float32), np.zeros(count), np.zeros(count)
-        for j in range(dim):
-            self.fill(layers, entering, hidden, masks.degrees == j)
-            outputs = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
+        (count, p), x, skip, shift = x.shape, x.astype(np.float32), self.skip, self.shift
+        filling = Filling(self.masks.degrees, self.first, self.hidden, self.biases, x)
+        out = self.out[filling.order]
+        correction = None if self.correction is None else self.correction[1:][filling.order]
+        rows = np.concatenate([x, np.zeros((count, self.dim), np.float32)], axis=1)
+        log_density, log_weight = np.zeros(count), np.zeros(count)
+        for j, column in enumerate(self.order):
+            units, seen = filling.ready(j), rows[:, : p + j]
+            outputs = units @ out[: units.shape[1], j] + seen @ skip[: p + j, j] + shift[j]
             told = Told.of(outputs, None if self.support is None else self.support[:, j])
-            if self.correction is not None:
-                told = told.tilted(layers[-1] @ (self.correction[1:, j] * masks.out[:, j, None]) + self.correction[0, j])
-            targets[:, j], log_link = told.drawn(cells, np.asarray(rng.random(count, np.float32)))
-            if known is not None and not np.all(np.isnan(given := known[:, self.order[j]].astype(np.float32))):
+            if self.correction is not None and correction is not None:
+                told = told.tilted(units @ correction[: units.shape[1], j] + self.correction[0, j])
+            values, log_link = told.drawn(cells, rng.random(count, np.float32))
+            if known is not None and not np.all(np.isnan(given := known[:, column].astype(np.float32))):
                 there = ~np.isnan(given)
-                targets[:, j] = np.where(there, given, targets[:, j])
-                log_weight += np.where(there, told.log_density(targets[:, j], cells), 0.0)
+                values = np.where(there, given, values)
+                log_weight += np.where(there, told.log_density(values, cells), 0.0)
                 log_link = np.where(there, 0.0, log_link)
             log_density += log_link
-            entering += targets[:, j, None] * first[p + j]
-        places = np.empty_like(self.order)
-        places[self.order] = np.arange(dim)
-        return Draws(targets[:, places].astype(np.float64), log_density, log_weight)
+            rows[:, p + j] = values
+            filling.enter(slice(p + j, p + j + 1), values[:, None])
+        targets = rows[:, p:][:, np.argsort(self.order)]
+        return Draws(targets.astype(np.float64), log_density, log_weight)
 
     def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
         """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.

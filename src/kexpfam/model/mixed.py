@@ -17,6 +17,7 @@ from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, Periodic, 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.units import Units
 from kexpfam.model.chain import AbstractChain, Draws, keep_all
+from kexpfam.model.filling import Filling
 from kexpfam.model.links import AbstractFamily, Circles, Labels, Lattices, Lines
 
 __all__ = ["Embedding", "MixedChain", "Wiring"]
@@ -313,25 +314,21 @@ class MixedChain(AbstractChain):
         known: Float[np.ndarray, "n d"] | None = None,
     ) -> Draws:
         sight, wiring, (count, p) = self.sight(), self.wiring, x.shape
-        first, skip, out, hidden = (
-            *(self.first * sight.first, self.skip * sight.skip, self.out * sight.out),
-            self.hidden * sight.hidden,
-        )
         rows = np.concatenate([x, np.zeros((count, len(wiring.input_owners)))], axis=1).astype(np.float32)
-        entering, targets = rows[:, :p] @ first[:p] + self.biases[0], np.full((count, self.dim), np.nan)
-        layers, totals = [np.zeros_like(entering) for _ in self.biases], np.zeros((2, count))
+        filling = Filling(sight.degrees, self.first, self.hidden, self.biases, rows[:, :p])
+        out, totals = self.out[filling.order], np.zeros((2, count))
+        targets = np.full((count, self.dim), np.nan)
         for j, column in enumerate(self.order):
-            self.fill(layers, entering, hidden, sight.degrees == j)
-            own = wiring.output_owners == column
+            units, own = filling.ready(j), wiring.output_owners == column
             outputs = np.zeros((count, len(own)), np.float32)
-            outputs[:, own] = layers[-1] @ out[:, own] + rows @ skip[:, own] + self.shift[own]
+            outputs[:, own] = units @ out[: units.shape[1], own] + rows @ self.skip[:, own] + self.shift[own]
             given = None if known is None else known[:, column]
             targets[:, column], logs = self._link(outputs, int(column), given, cells, rng)
             totals += logs
-            seen = np.flatnonzero(wiring.input_owners == column)
+            seen = p + np.flatnonzero(wiring.input_owners == column)
             alone = np.where(np.arange(self.dim) == column, targets, 0.0).astype(np.float32)
-            rows[:, p + seen] = wiring.embedded(alone)[:, seen]
-            entering += rows[:, p + seen] @ first[p + seen]
+            rows[:, seen] = wiring.embedded(alone)[:, seen - p]
+            filling.enter(seen, rows[:, seen])
         return Draws(targets, *totals)
 
     def _link(
