@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.model_selection import KFold
 
 from reproduction import competitors, peers, real_data, real_tables, runner
 from reproduction.measurements import MEASUREMENTS, posteriors, real
@@ -151,29 +150,6 @@ def test_the_pit_of_a_discrete_target_is_spread_over_its_steps():
     assert randomised and scipy.stats.kstest(ranks, "uniform").pvalue > 1e-4
     ranks, randomised = real.pit(Rounded(), np.zeros((50, 1)), rng.normal(size=50), rng)
     assert not randomised and len(np.unique(ranks)) == 50
-
-
-def test_a_network_cannot_tell_equal_draws_apart_and_can_tell_others():
-    rng = np.random.default_rng(0)
-    reference = rng.normal(2.0, 3.0, size=(300, 2))
-    # A coin on 600 rows has an error of 0.02.
-    assert abs(posteriors.c2st(reference, rng.normal(2.0, 3.0, size=(300, 2))) - 0.5) < 4.0 * 0.5 / np.sqrt(600)
-    assert posteriors.c2st(reference, rng.normal(40.0, 3.0, size=(300, 2))) > 0.99
-
-
-def test_every_row_is_judged_by_a_network_that_has_not_seen_it(monkeypatch):
-    seen = {}
-
-    def scored(network, rows, labels, cv):
-        seen.update(network=network, rows=rows, labels=labels, cv=cv)
-        return np.array([0.5, 0.7])
-
-    monkeypatch.setattr("sklearn.model_selection.cross_val_score", scored)
-    reference = np.random.default_rng(0).normal(5.0, 2.0, size=(30, 3))
-    assert posteriors.c2st(reference, reference[:20] + 1.0) == pytest.approx(0.6)
-    assert isinstance(seen["cv"], KFold) and seen["cv"].n_splits == 5 and seen["network"].hidden_layer_sizes == (30, 30)
-    np.testing.assert_allclose(seen["rows"][:30].std(0, ddof=1), 1.0)
-    assert list(seen["labels"]) == [False] * 30 + [True] * 20
 
 
 @pytest.mark.parametrize("name", posteriors.TASKS)
