@@ -21,28 +21,25 @@ class Filling:
         first: Float[np.ndarray, "a w"],
         hidden: Float[np.ndarray, "l w w"],
         biases: Float[np.ndarray, "layers w"],
-        x: Float[np.ndarray, "n p"],
+        rows: int,
     ):
-        """Begin with the condition alone; the targets are the inputs after it."""
+        """Begin with nothing; the weights may be those of a network that does without the masks."""
         self.order = np.argsort(degrees, kind="stable")
         self._degrees, self._first, self._biases = degrees[self.order], first[:, self.order], biases[:, self.order]
         self._hidden = hidden[:, self.order][:, :, self.order]
-        self._entering = x @ self._first[: x.shape[1]] + self._biases[0]
-        self._layers = np.zeros((len(biases), *self._entering.shape), np.float32)
+        self._layers = np.zeros((len(biases), rows, len(degrees)), np.float32)
         self._there = 0
 
-    def ready(self, degree: int) -> Float[np.ndarray, "n u"]:
-        """Compute the units of this degree, and return the last layer's units of this and lower ones, in their order."""
+    def ready(self, degree: int, inputs: Float[np.ndarray, "n a"]) -> Float[np.ndarray, "n u"]:
+        """Return the last layer's units of this and lower degrees, in their order, once those of this one are computed.
+
+        ``inputs`` are zero where they are not known yet.
+        """
         old, self._there = self._there, int(np.searchsorted(self._degrees, degree, side="right"))
         there, new = slice(self._there), slice(old, self._there)
-        self._layers[0][:, new] = silu(self._entering[:, new])
+        self._layers[0][:, new] = silu(inputs @ self._first[:, new] + self._biases[0][new])
         for layer in range(1, len(self._layers)):
             below = self._layers[layer - 1]
-            entering = below[:, there] @ self._hidden[layer - 1][there, new]
-            entering += self._biases[layer][new]
+            entering = below[:, there] @ self._hidden[layer - 1][there, new] + self._biases[layer][new]
             self._layers[layer][:, new] = below[:, new] + silu(entering)
         return self._layers[-1][:, there]
-
-    def enter(self, inputs: slice | Int[np.ndarray, " k"], values: Float[np.ndarray, "n k"]) -> None:
-        """Show the values of these inputs to all units that are still to come."""
-        self._entering[:, self._there :] += values @ self._first[inputs, self._there :]

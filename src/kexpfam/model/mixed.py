@@ -315,11 +315,11 @@ class MixedChain(AbstractChain):
     ) -> Draws:
         sight, wiring, (count, p) = self.sight(), self.wiring, x.shape
         rows = np.concatenate([x, np.zeros((count, len(wiring.input_owners)))], axis=1).astype(np.float32)
-        filling = Filling(sight.degrees, self.first, self.hidden, self.biases, rows[:, :p])
+        filling = Filling(sight.degrees, self.first, self.hidden, self.biases, count)
         out, totals = self.out[filling.order], np.zeros((2, count))
         targets = np.full((count, self.dim), np.nan)
         for j, column in enumerate(self.order):
-            units, own = filling.ready(j), wiring.output_owners == column
+            units, own = filling.ready(j, rows), wiring.output_owners == column
             outputs = np.zeros((count, len(own)), np.float32)
             outputs[:, own] = units @ out[: units.shape[1], own] + rows @ self.skip[:, own] + self.shift[own]
             given = None if known is None else known[:, column]
@@ -328,7 +328,6 @@ class MixedChain(AbstractChain):
             seen = p + np.flatnonzero(wiring.input_owners == column)
             alone = np.where(np.arange(self.dim) == column, targets, 0.0).astype(np.float32)
             rows[:, seen] = wiring.embedded(alone)[:, seen - p]
-            filling.enter(seen, rows[:, seen])
         return Draws(targets, *totals)
 
     def _link(
