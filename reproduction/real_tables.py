@@ -78,8 +78,10 @@ def posteriors(records: list[Record]) -> str:
         worst = max((max(record["values"]["c2st_each"]) for record in mine), default=None)
         texts = lowest_in_bold([number(ours, 3) + failures(seen), number(printed, 3)], [ours, printed])
         outside = mean(mine, "outside", 1, factor=100.0)
-        rows.append([task, f"{size:,}", *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
-    names = ("task", "simulations", *_names(["auto"]), "NPE, printed", "worst observation", "% of draws off the support")
+        judged = ", ".join(dict.fromkeys(str(record["cell"]["observations"]) for record in seen)) or NOTHING
+        rows.append([task, f"{size:,}", judged, *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
+    names: tuple[str, ...] = ("task", "simulations", "observations", *_names(["auto"]), "NPE, printed", "worst observation")
+    names += ("% of draws off the support",)
     table = markdown((*names, "fit s / MB", "ms per 5,000 draws"), rows)
     return f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
 

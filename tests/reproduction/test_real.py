@@ -298,12 +298,12 @@ def test_the_table_of_the_joint_densities():
 
 
 def test_the_table_of_the_posteriors_has_the_printed_figure_of_the_same_size():
-    cell = {"measure": "posterior", "dataset": "two_moons", "method": "auto", "seed": 0}
+    cell = {"measure": "posterior", "dataset": "two_moons", "observations": 2, "method": "auto", "seed": 0}
     values = {"c2st": 0.6, "c2st_each": [0.55, 0.65], "outside": 0.0, "seconds": 50.0, "megabytes": 300.0}
     records = [record(values=values | {"sampling_seconds": 0.1}, rows=1000, **cell), record("Oops: no", rows=10000, **cell)]
     rows = rows_of(real_tables.posteriors(records))
-    assert rows[2] == ["two_moons", "1,000", "**0.600**", "0.725", "0.650", "0.0", "50.0 / 300", "100"]
-    assert rows[3][:4] == ["two_moons", "10,000", "– (1 failed)", "0.606"]
+    assert rows[2] == ["two_moons", "1,000", "2", "**0.600**", "0.725", "0.650", "0.0", "50.0 / 300", "100"]
+    assert rows[3][:5] == ["two_moons", "10,000", "2", "– (1 failed)", "0.606"]
 
 
 def test_the_details_have_a_row_for_every_set_and_method():
