@@ -73,7 +73,8 @@ class Learned(eqx.Module):
     rkhs_penalty : float
         The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
     dropout : float
-        The share of hidden units that are dropped in an update.
+        The share of hidden units that are dropped in an update, for five targets and more; for fewer, which have fewer weights
+        to hold back, it falls to two fifths of this.
     average : float
         The share of the old in the exponential moving average of the weights.
     bumps, rows_per_bump, most_bumps : int
@@ -103,7 +104,7 @@ class Learned(eqx.Module):
     rate: float = 1e-2
     decay: float = 1e-4
     rkhs_penalty: float = 2e-3
-    dropout: float = 0.02
+    dropout: float = 0.05
     average: float = 0.95
     bumps: int = 20
     rows_per_bump: int = 150
@@ -135,6 +136,10 @@ class Learned(eqx.Module):
     def updates(self, targets: int) -> int:
         """Return the updates, at most, for so many targets."""
         return round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
+
+    def dropped(self, targets: int) -> float:
+        """Return the share of hidden units that are dropped for so many targets."""
+        return self.dropout * min(1.0, max(0.4, targets / 5))
 
     def hidden(self, targets: int) -> int:
         """Return the hidden units per layer for so many targets."""
@@ -264,7 +269,7 @@ class Trainer(eqx.Module):
 
     def cost(self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
         """Return the penalised negative log likelihood of some rows, some units dropped."""
-        keep = 1.0 - self.settings.dropout
+        keep = 1.0 - self.settings.dropped(chain.dim)
         thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
         penalty = 0.5 * self.settings.rkhs_penalty * chain.penalty()
         scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
