@@ -45,7 +45,7 @@ LOG_SCALES = (-7.0, 3.0)
 # Norms of a tilt in its RKHS approach this one: its peaks are as wide as a cell then, and none can hide between two.
 LARGEST_NORM = 25.0
 # Cells of the residual, and cells per bump, at least: twice as many change log densities by less than rounding shows.
-CELLS, CELLS_PER_BUMP = 288, 6
+CELLS, CELLS_PER_BUMP = 192, 6
 # Cells whose masses are added up at once when a draw looks for its own.
 BLOCK = 16
 # What a link of the chain is told besides the tilt's coefficients: location, log scale.
@@ -276,9 +276,9 @@ class AbstractChain(eqx.Module):
         return self
 
     @property
+    @abc.abstractmethod
     def cells(self) -> int:
         """Return how many cells of the residual its tilts need."""
-        return CELLS
 
     @property
     def integrated(self) -> slice | list[int]:

@@ -22,6 +22,9 @@ from kexpfam.model.links import AbstractFamily, Circles, Labels, Lattices, Lines
 
 __all__ = ["Embedding", "MixedChain", "Wiring"]
 
+# Cells of a residual or of a circle.
+CELLS = 288
+
 
 class Wiring(eqx.Module):
     """Which inputs and outputs of a network belong to which column; those with ``atoms`` or ``gaps`` have a sign of them.
@@ -278,6 +281,10 @@ class MixedChain(AbstractChain):
     @property
     def integrated(self) -> list[int]:
         return [column for family in self.wiring.families for column in family.columns if isinstance(family, Lines | Circles)]
+
+    @property
+    def cells(self) -> int:
+        return CELLS
 
     def penalty(self) -> Float[AnyArray, ""]:
         return (self.wiring.penalised * self.out**2).sum()
