@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from kexpfam.fit.stack import Candidate
 from reproduction import competitors, peers, real_data, real_tables, runner
 from reproduction.measurements import MEASUREMENTS, posteriors, real
 from reproduction.records import Ledger, Unavailable
@@ -126,6 +127,18 @@ def test_a_joint_density_is_measured_beside_the_truth():
     values = MEASUREMENTS["joint"](cell)
     json.dumps(values, allow_nan=False)
     assert values["truth_nll"] < values["nll"] and values["ties"] == 1 / 300 and values["package"].startswith("scikit-learn ")
+
+
+def test_what_a_density_is_made_of_is_kept_and_shown():
+    class Stacked:
+        candidates_ = [
+            Candidate(name, weight, 1.0, 0.1) for name, weight in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))
+        ]
+
+    weights = real._weights(Stacked())["weights"]
+    assert weights == {"kernel": 0.0, "mixture": 0.25, "chain": 0.75} and real._weights(object()) == {}
+    shares = real_tables._shares([{"values": {"weights": weights}}, {"values": {"weights": {"chain": 1.0}}}, {"values": {}}])
+    assert shares == "chain 88%, mixture 12%"
 
 
 def test_a_row_of_density_zero_is_counted_and_cannot_win():
@@ -291,7 +304,7 @@ def test_the_table_of_the_joint_densities():
     records = [run_of("auto", 3.6, verdict="good", **shared), run_of("vine", 4.5, **shared)]
     text = real_tables.joint([*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})])
     rows = rows_of(text)
-    assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good"]
+    assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good", "–"]
     assert rows[3][0] == "concrete*" and rows[3][-2:] == ["-9.000", "–"]
     assert rows[6] == ["chain", "2.0 / 30; 20", "– / –; –", "– / –; –", "2.0 / 30; 20"]
     assert "9.36" in text and "`KernelExpFamily()`" in text
