@@ -131,9 +131,7 @@ def test_a_joint_density_is_measured_beside_the_truth():
 
 def test_what_a_density_is_made_of_is_kept_and_shown():
     class Stacked:
-        candidates_ = [
-            Candidate(name, weight, 1.0, 0.1) for name, weight in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))
-        ]
+        candidates_ = [Candidate(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))]
 
     weights = real._weights(Stacked())["weights"]
     assert weights == {"kernel": 0.0, "mixture": 0.25, "chain": 0.75} and real._weights(object()) == {}
@@ -305,7 +303,7 @@ def test_the_table_of_the_joint_densities():
     text = real_tables.joint([*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})])
     rows = rows_of(text)
     assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good", "–"]
-    assert rows[3][0] == "concrete*" and rows[3][-2:] == ["-9.000", "–"]
+    assert rows[3][0] == "concrete*" and rows[3][-3:] == ["-9.000", "–", "–"]
     assert rows[6] == ["chain", "2.0 / 30; 20", "– / –; –", "– / –; –", "2.0 / 30; 20"]
     assert "9.36" in text and "`KernelExpFamily()`" in text
 
