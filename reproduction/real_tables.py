@@ -61,9 +61,10 @@ def joint(records: list[Record]) -> str:
             texts = lowest_in_bold(texts, _mean_nlls(here, DENSITY_MODELS))
         mine = [good(here, method=method) for method in DENSITY_MODELS]
         verdicts = dict.fromkeys(record["values"]["verdict"] for record in mine[0])
-        rows.append([dataset + star, _size(here), mean(good(here), "truth_nll", 3), *texts, ", ".join(verdicts) or NOTHING])
+        own = [", ".join(verdicts) or NOTHING, _shares(mine[0])]
+        rows.append([dataset + star, _size(here), mean(good(here), "truth_nll", 3), *texts, *own])
         costs.append([dataset + star, *(f"{_time_and_memory(each)}; {_milliseconds(each)}" for each in mine)])
-    header = ("set", "rows × columns", "truth", *_names(DENSITY_MODELS), "verdict on the default")
+    header = ("set", "rows × columns", "truth", *_names(DENSITY_MODELS), "verdict on the default", "made of")
     below = markdown(("fit s / MB; ms per 5,000 draws", *_names(DENSITY_MODELS)), costs)
     return f"{markdown(header, rows)}\n\n{below}\n\n{_printed_joint()}\n\n{legend(DENSITY_MODELS, DENSITIES)}"
 
@@ -78,10 +79,20 @@ def posteriors(records: list[Record]) -> str:
         worst = max((max(record["values"]["c2st_each"]) for record in mine), default=None)
         texts = lowest_in_bold([number(ours, 3) + failures(seen), number(printed, 3)], [ours, printed])
         outside = mean(mine, "outside", 1, factor=100.0)
-        rows.append([task, f"{size:,}", *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
-    names = ("task", "simulations", *_names(["auto"]), "NPE, printed", "worst observation", "% of draws off the support")
+        judged = ", ".join(dict.fromkeys(str(record["cell"]["observations"]) for record in seen)) or NOTHING
+        rows.append([task, f"{size:,}", judged, *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
+    names: tuple[str, ...] = ("task", "simulations", "observations", *_names(["auto"]), "NPE, printed", "worst observation")
+    names += ("% of draws off the support",)
     table = markdown((*names, "fit s / MB", "ms per 5,000 draws"), rows)
     return f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
+
+
+def _shares(records: list[Record]) -> str:
+    """Return what candidates the density is made of, in per cent, the largest first; means over records."""
+    each = [record["values"]["weights"] for record in records if "weights" in record["values"]]
+    means = {name: float(np.mean([weights.get(name, 0.0) for weights in each])) for weights in each for name in weights}
+    found = sorted(means.items(), key=lambda share: -share[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in found if share > 0.0) or NOTHING
 
 
 def details(records: list[Record]) -> str:

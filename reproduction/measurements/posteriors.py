@@ -12,18 +12,18 @@ import jax
 import numpy as np
 
 from reproduction import real_data
+from reproduction.c2st import c2st
 from reproduction.cost import Cost, timed
 from reproduction.methods import CONDITIONALS
 from reproduction.records import Values
 from reproduction.specs import Cell
 
-__all__ = ["TASKS", "Task", "c2st", "posterior", "references"]
+__all__ = ["TASKS", "Task", "posterior", "references"]
 
 # Variance of the prior and of the noise of the linear tasks.
 LINEAR_VARIANCE = 0.1
 # The crescent of the two moons: its radius, how much that varies, and its shift; and the two widths of the mixture.
 RADIUS, RADIUS_SPREAD, SHIFT, WIDE, NARROW = 0.1, 0.01, 0.25, 1.0, 0.1
-FOLDS, UNITS_PER_DIM, MOST_EPOCHS, CLASSIFIER_SEED = 5, 10, 10_000, 1
 REPEATS = 3
 
 Simulator = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -108,16 +108,3 @@ def references(task: str, observations: int, draws: int) -> tuple[np.ndarray, np
         return x, rng.normal(x[:, None] / 2.0, spread, size=(observations, draws, TASKS[task].dims))
     content = real_data.stored("sbibm", task)
     return content["observations"][:observations], content["reference_posterior"][:observations, :draws].astype(float)
-
-
-def c2st(reference: np.ndarray, draws: np.ndarray) -> float:
-    """Return how well a network tells draws from the reference, by cross-validation: 0.5 if it cannot, 1 if it always can."""
-    from sklearn.model_selection import KFold, cross_val_score
-    from sklearn.neural_network import MLPClassifier
-
-    scaled = (np.concatenate([reference, draws]) - reference.mean(0)) / reference.std(0, ddof=1)
-    is_draw = np.arange(len(scaled)) >= len(reference)
-    width = UNITS_PER_DIM * reference.shape[1]
-    network = MLPClassifier((width, width), max_iter=MOST_EPOCHS, random_state=CLASSIFIER_SEED)
-    folds = KFold(FOLDS, shuffle=True, random_state=CLASSIFIER_SEED)
-    return float(cross_val_score(network, scaled, is_draw, cv=folds).mean())

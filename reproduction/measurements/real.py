@@ -36,7 +36,7 @@ def regression(cell: Cell) -> Values:
         "randomised": randomised,
         "distinct_targets": len(np.unique(np.concatenate([split.train[:, -1], y]))),
     }
-    return values | _costs(cell, split, cost)
+    return values | _weights(model) | _costs(cell, split, cost)
 
 
 def joint(cell: Cell) -> Values:
@@ -58,7 +58,7 @@ def joint(cell: Cell) -> Values:
         values["truth_nll"] = split.truth_nll
     if cell["method"] == "auto":
         values["verdict"] = model.diagnose().verdict
-    return values | _costs(cell, split, cost)
+    return values | _weights(model) | _costs(cell, split, cost)
 
 
 def likelihood(scores: np.ndarray) -> Values:
@@ -78,6 +78,12 @@ def pit(model: Any, X: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> t
     step = 0.5 * float(np.diff(distinct).min()) if randomised and len(distinct) > 1 else 0.0
     low, high = (np.asarray(model.cdf(X, y + side)) for side in (-step, step))
     return np.clip(low + rng.uniform(size=len(y)) * (high - low), 0.0, 1.0), randomised
+
+
+def _weights(model: Any) -> Values:
+    """Return what share of the density each candidate has, where several competed."""
+    candidates = getattr(model, "candidates_", [])
+    return {"weights": {one.name: one.weight for one in candidates}} if len(candidates) > 1 else {}
 
 
 def _costs(cell: Cell, split: real_data.Split, cost: Cost) -> Values:

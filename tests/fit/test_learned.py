@@ -98,6 +98,19 @@ def test_orders_of_columns_differ_between_members():
     assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)
 
 
+FINENESS = [(277, 1, 20), (7_373, 1, 48), (10_000, 2, 64), (90_000, 4, 32), (90_000, 10, 20)]
+
+
+@pytest.mark.parametrize(("rows", "targets", "bumps"), FINENESS)
+def test_many_rows_are_resolved_more_finely_where_targets_are_few(rows, targets, bumps):
+    assert Learned().resolution(rows, targets) == bumps
+
+
+@pytest.mark.parametrize(("targets", "share"), [(1, 0.02), (2, 0.02), (4, 0.04), (5, 0.05), (40, 0.05)])
+def test_more_units_are_dropped_where_targets_are_many(targets, share):
+    assert Learned(dropout=0.05).dropped(targets) == pytest.approx(share)
+
+
 @pytest.mark.parametrize(("rows", "parts"), [(100, 5), (1000, 5), (8000, 2), (50_000, 2)])
 def test_many_rows_need_fewer_parts(rows, parts):
     assert Learned().parts(rows) == parts

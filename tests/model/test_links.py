@@ -7,7 +7,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
-from kexpfam.model.chain import HEAD, Chain, Told, features, log_base, residuals
+from kexpfam.model.chain import HEAD, OTHERS, Chain, Told, features, log_base, residuals
+from kexpfam.model.measures import logsumexp
 from kexpfam.model.precision import double_precision
 
 CELLS = 288
@@ -112,6 +113,25 @@ def test_at_its_start_every_link_is_nearly_standard_normal():
     rng = np.random.default_rng(0)
     y, x = rng.normal(size=(200, 3)), rng.normal(size=(200, 2))
     assert chain.log_densities(y, x, cells=CELLS).mean() == pytest.approx(norm.logpdf(y).mean(), abs=0.05)
+
+
+@pytest.mark.parametrize("bumps", [20, 40, 64])
+def test_cells_grow_with_the_bumps_and_resolve_the_sharpest_tilt(bumps):
+    """Tilts at the bound of their norm, the peaks of single kernels among them: the worst normaliser is off by 1e-3."""
+    chain, rng = Chain.draw(0, np.zeros((1, 1), int), width=4, depth=1, seed=0, bumps=bumps).member(0), np.random.default_rng(0)
+    peaks = features(rng.uniform(-4.0, 4.0, 100), bumps + OTHERS)[:, OTHERS:]
+    free = np.concatenate([rng.normal(size=(100, bumps + OTHERS)), np.pad(peaks, ((0, 0), (OTHERS, 0)))])
+    free *= 1e6 / np.linalg.norm(free, axis=1, keepdims=True)
+    told = Told.of(np.concatenate([np.zeros((200, HEAD)), free], axis=1), None)
+    enough, many = (logsumexp(told.exponents(cells)) for cells in (chain.cells, 8 * chain.cells))
+    assert enough == pytest.approx(many, abs=1e-3)
+
+
+@pytest.mark.parametrize("bumps", [20, 64])
+def test_bumps_are_orthonormal_functions_of_an_rkhs(bumps):
+    """|psi(r)|^2 of the bumps is the share of k(r, r) = 1 in their span: between the outermost centres nearly all of it."""
+    norms = (features(np.linspace(-3.9, 3.9, 200), bumps + OTHERS)[:, OTHERS:] ** 2).sum(axis=1)
+    assert np.all((norms > 0.98) & (norms < 1.0 + 1e-9))
 
 
 def test_features_are_bounded():

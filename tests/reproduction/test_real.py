@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.model_selection import KFold
 
+from kexpfam.fit.stack import Candidate
 from reproduction import competitors, peers, real_data, real_tables, runner
 from reproduction.measurements import MEASUREMENTS, posteriors, real
 from reproduction.records import Ledger, Unavailable
@@ -129,6 +129,16 @@ def test_a_joint_density_is_measured_beside_the_truth():
     assert values["truth_nll"] < values["nll"] and values["ties"] == 1 / 300 and values["package"].startswith("scikit-learn ")
 
 
+def test_what_a_density_is_made_of_is_kept_and_shown():
+    class Stacked:
+        candidates_ = [Candidate(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))]
+
+    weights = real._weights(Stacked())["weights"]
+    assert weights == {"kernel": 0.0, "mixture": 0.25, "chain": 0.75} and real._weights(object()) == {}
+    shares = real_tables._shares([{"values": {"weights": weights}}, {"values": {"weights": {"chain": 1.0}}}, {"values": {}}])
+    assert shares == "chain 88%, mixture 12%"
+
+
 def test_a_row_of_density_zero_is_counted_and_cannot_win():
     found = real.likelihood(np.array([-1.0, -np.inf, -3.0]))
     assert found == {"nll": 2.0, "nll_error": pytest.approx(np.sqrt(0.5)), "impossible_rows": 1}
@@ -151,29 +161,6 @@ def test_the_pit_of_a_discrete_target_is_spread_over_its_steps():
     assert randomised and scipy.stats.kstest(ranks, "uniform").pvalue > 1e-4
     ranks, randomised = real.pit(Rounded(), np.zeros((50, 1)), rng.normal(size=50), rng)
     assert not randomised and len(np.unique(ranks)) == 50
-
-
-def test_a_network_cannot_tell_equal_draws_apart_and_can_tell_others():
-    rng = np.random.default_rng(0)
-    reference = rng.normal(2.0, 3.0, size=(300, 2))
-    # A coin on 600 rows has an error of 0.02.
-    assert abs(posteriors.c2st(reference, rng.normal(2.0, 3.0, size=(300, 2))) - 0.5) < 4.0 * 0.5 / np.sqrt(600)
-    assert posteriors.c2st(reference, rng.normal(40.0, 3.0, size=(300, 2))) > 0.99
-
-
-def test_every_row_is_judged_by_a_network_that_has_not_seen_it(monkeypatch):
-    seen = {}
-
-    def scored(network, rows, labels, cv):
-        seen.update(network=network, rows=rows, labels=labels, cv=cv)
-        return np.array([0.5, 0.7])
-
-    monkeypatch.setattr("sklearn.model_selection.cross_val_score", scored)
-    reference = np.random.default_rng(0).normal(5.0, 2.0, size=(30, 3))
-    assert posteriors.c2st(reference, reference[:20] + 1.0) == pytest.approx(0.6)
-    assert isinstance(seen["cv"], KFold) and seen["cv"].n_splits == 5 and seen["network"].hidden_layer_sizes == (30, 30)
-    np.testing.assert_allclose(seen["rows"][:30].std(0, ddof=1), 1.0)
-    assert list(seen["labels"]) == [False] * 30 + [True] * 20
 
 
 @pytest.mark.parametrize("name", posteriors.TASKS)
@@ -315,19 +302,19 @@ def test_the_table_of_the_joint_densities():
     records = [run_of("auto", 3.6, verdict="good", **shared), run_of("vine", 4.5, **shared)]
     text = real_tables.joint([*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})])
     rows = rows_of(text)
-    assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good"]
-    assert rows[3][0] == "concrete*" and rows[3][-2:] == ["-9.000", "–"]
+    assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good", "–"]
+    assert rows[3][0] == "concrete*" and rows[3][-3:] == ["-9.000", "–", "–"]
     assert rows[6] == ["chain", "2.0 / 30; 20", "– / –; –", "– / –; –", "2.0 / 30; 20"]
     assert "9.36" in text and "`KernelExpFamily()`" in text
 
 
 def test_the_table_of_the_posteriors_has_the_printed_figure_of_the_same_size():
-    cell = {"measure": "posterior", "dataset": "two_moons", "method": "auto", "seed": 0}
+    cell = {"measure": "posterior", "dataset": "two_moons", "observations": 2, "method": "auto", "seed": 0}
     values = {"c2st": 0.6, "c2st_each": [0.55, 0.65], "outside": 0.0, "seconds": 50.0, "megabytes": 300.0}
     records = [record(values=values | {"sampling_seconds": 0.1}, rows=1000, **cell), record("Oops: no", rows=10000, **cell)]
     rows = rows_of(real_tables.posteriors(records))
-    assert rows[2] == ["two_moons", "1,000", "**0.600**", "0.725", "0.650", "0.0", "50.0 / 300", "100"]
-    assert rows[3][:4] == ["two_moons", "10,000", "– (1 failed)", "0.606"]
+    assert rows[2] == ["two_moons", "1,000", "2", "**0.600**", "0.725", "0.650", "0.0", "50.0 / 300", "100"]
+    assert rows[3][:5] == ["two_moons", "10,000", "2", "– (1 failed)", "0.606"]
 
 
 def test_the_details_have_a_row_for_every_set_and_method():

@@ -37,6 +37,8 @@ FARTHEST = 20.0
 SMALLEST_BATCH, BATCHES_PER_EPOCH = 32, 16
 # Held-out rows that are scored at a time.
 JUDGED_ROWS = 2048
+# Cells per bump while training; and what bumps beyond the least are a multiple of, so that their cells come in whole blocks.
+CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 # Epochs between two looks at the clock, the checkpoint and the stop rule.
 CHUNK = 5
 
@@ -71,11 +73,15 @@ class Learned(eqx.Module):
     rkhs_penalty : float
         The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
     dropout : float
-        The share of hidden units that are dropped in an update.
+        The share of hidden units that are dropped in an update, for five targets and more; for fewer, which have fewer weights
+        to hold back, it falls to two fifths of this.
     average : float
         The share of the old in the exponential moving average of the weights.
+    bumps, rows_per_bump, most_bumps : int
+        Bumps of a tilt, at least, and how many rows speak for one more: what is finer than rows can show is noise. The most are
+        for one or two targets; for more there are fewer, because each costs more.
     cells : int
-        Cells of the residual while training.
+        Cells of the residual while training, at least; there are four to a bump.
     polish : tuple of float
         Penalties, falling, at which the weights of the tilts are found once more as a convex problem; held-out rows say where
         to stop, or to leave the weights as they are. Empty: they are left.
@@ -100,13 +106,17 @@ class Learned(eqx.Module):
     rkhs_penalty: float = 2e-3
     dropout: float = 0.05
     average: float = 0.95
+    bumps: int = 20
+    rows_per_bump: int = 150
+    most_bumps: int = 64
     cells: int = 160
     polish: tuple[float, ...] = (0.1, 0.01, 1e-3, 1e-4)
     polished_rows: int = 1_000
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")
-        check_at_least(self, 1, *counts)
+        check_at_least(self, 1, *counts, "rows_per_bump")
+        check_at_least(self, 2, "bumps", "most_bumps")
         check_at_least(self, 2, "folds")
         check_at_least(self, 0, "rate", "decay", "rkhs_penalty", "dropout", "average")
         if any(low <= 0.0 for low in self.polish):
@@ -118,9 +128,18 @@ class Learned(eqx.Module):
         """Return how many parts of so many rows are held out in turn."""
         return min(self.folds, max(2, round(self.rows / rows)))
 
+    def resolution(self, rows: int, targets: int) -> int:
+        """Return the bumps of a tilt for so many rows and targets."""
+        most = min(self.most_bumps, 2 * self.most_bumps // targets)
+        return max(self.bumps, min(most, rows // self.rows_per_bump) // EVEN_BUMPS * EVEN_BUMPS)
+
     def updates(self, targets: int) -> int:
         """Return the updates, at most, for so many targets."""
         return round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
+
+    def dropped(self, targets: int) -> float:
+        """Return the share of hidden units that are dropped for so many targets."""
+        return self.dropout * min(1.0, max(0.4, targets / 5))
 
     def hidden(self, targets: int) -> int:
         """Return the hidden units per layer for so many targets."""
@@ -192,6 +211,7 @@ class Trainer(eqx.Module):
     parts: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
     epochs: int = eqx.field(static=True)
+    cells: int = eqx.field(static=True)
     top_rate: float = eqx.field(static=True)
 
     def start(self, chain: AbstractChain) -> State:
@@ -249,7 +269,7 @@ class Trainer(eqx.Module):
 
     def cost(self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
         """Return the penalised negative log likelihood of some rows, some units dropped."""
-        keep = 1.0 - self.settings.dropout
+        keep = 1.0 - self.settings.dropped(chain.dim)
         thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
         penalty = 0.5 * self.settings.rkhs_penalty * chain.penalty()
         scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
@@ -257,9 +277,7 @@ class Trainer(eqx.Module):
 
     def score(self, task: Task, chain: AbstractChain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
         """Return the log density of some rows."""
-        return jnp.sum(
-            chain.log_densities(task.target[rows], task.condition[rows], cells=self.settings.cells, thin=thin), axis=1
-        )
+        return jnp.sum(chain.log_densities(task.target[rows], task.condition[rows], cells=self.cells, thin=thin), axis=1)
 
     def scores(self, task: Task, chain: AbstractChain, rows: Int[Array, " h"]) -> Float[Array, " h"]:
         """Return the log density of many rows, some at a time: the cells of all of them would be most of a fit's memory."""
@@ -297,17 +315,18 @@ def learn(
     shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
     orders = np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
-    shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
+    width, bumps = settings.hidden(dim), settings.resolution(rows, dim)
+    shape = {"width": width, "depth": settings.depth, "seed": seed}
     chain: AbstractChain = (
-        Chain.draw(sample.condition.shape[1], orders, **shape)
+        Chain.draw(sample.condition.shape[1], orders, **shape, bumps=bumps)
         if wiring is None
         else MixedChain.draw(sample.condition.shape[1], orders, wiring, np.asarray(sample.target), **shape)
     )
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
     epochs = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
-    width = settings.hidden(dim)
-    trainer = Trainer(settings, parts, batch, epochs, settings.rate * min(1.0, 2.0 * settings.width / width))
+    cells = settings.cells if wiring is not None else max(settings.cells, CELLS_PER_BUMP * bumps)
+    trainer = Trainer(settings, parts, batch, epochs, cells, settings.rate * min(1.0, 2.0 * settings.width / width))
     counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
     task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds, counts)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
@@ -316,11 +335,11 @@ def learn(
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     polish = None
     if isinstance(best, Chain) and rows * dim <= settings.polished_rows:
-        best, polish = polished(best, sample, kept, held, parts, settings.polish, settings.cells)
+        best, polish = polished(best, sample, kept, held, parts, settings.polish, cells)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
-def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"], *, cells: int = 288) -> np.ndarray:
+def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:
     """Return the log density of each row under the members that did not see it; NaN where all did."""
     sums, counts = np.full(len(sample), -np.inf), np.zeros(len(sample))
     for k, mine in enumerate(held):
@@ -328,6 +347,6 @@ def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, 
         for start in range(0, len(mine), JUDGED_ROWS):
             rows = mine[start : start + JUDGED_ROWS]
             part = sample.rows(rows)
-            sums[rows] = np.logaddexp(sums[rows], member.log_densities(part.target, part.condition, cells=cells).sum(1))
+            sums[rows] = np.logaddexp(sums[rows], member.log_densities(part.target, part.condition, cells=member.cells).sum(1))
             counts[rows] += 1.0
     return np.where(counts > 0.0, sums - np.log(np.maximum(counts, 1.0)), np.nan)

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from kexpfam.data.sample import Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.folds import elsewhere
-from kexpfam.model.chain import Chain, features, residuals
+from kexpfam.model.chain import HEAD, Chain, features, residuals
 from kexpfam.model.measures import logsumexp
 
 __all__ = ["Polish", "Tilted", "polished"]
@@ -56,7 +56,7 @@ class Tilted(eqx.Module):
     def cost(self, weights: Float[np.ndarray, " uk"], penalty: float) -> tuple[float, Float[np.ndarray, " uk"]]:
         """Return the penalised mean cost of a correction and its gradient."""
         coefficients = self.units @ weights.reshape(self.units.shape[1], -1)
-        psi = residuals(self.exponents.shape[1]).features
+        psi = residuals(self.exponents.shape[1], count=self.features.shape[1]).features
         tilted = self.exponents + coefficients @ psi.T
         log_partition = logsumexp(tilted, axis=1)
         gains = np.sum(coefficients * self.features, axis=1) - log_partition + logsumexp(self.exponents, axis=1)
@@ -81,7 +81,7 @@ def links(chain: Chain, sample: Sample, cells: int) -> list[Tilted]:
     units = chain.units(rows)
     told = chain.told(rows, units)
     targets = rows[:, sample.condition.shape[1] :]
-    psi = features((targets - told.location) * np.exp(-told.log_scale))
+    psi = features((targets - told.location) * np.exp(-told.log_scale), told.coefficients.shape[-1])
     log_density, seen = told.log_density(targets, cells), chain.masks.out
     one = np.ones((len(rows), 1))
 
@@ -124,7 +124,7 @@ def polished(
     rows = lambda k: Member(*(links(chain.member(k), sample.rows(which[k]), cells) for which in (kept, held)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         members = list(pool.map(rows, range(len(kept))))
-        weights = np.zeros((len(kept), chain.first.shape[-1] + 1, chain.dim, residuals(cells).features.shape[1]))
+        weights = np.zeros((len(kept), chain.first.shape[-1] + 1, chain.dim, chain.out.shape[-1] - HEAD))
         judge = lambda weights: elsewhere(np.array(list(pool.map(Member.held_out, members, weights))), parts)
         first = top = judge(weights)
         best, chosen, gaps = weights, np.full(len(kept), np.inf), np.zeros(len(kept))

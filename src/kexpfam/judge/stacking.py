@@ -15,7 +15,7 @@ from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.diagnosis import PASS_ROWS, SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
 from kexpfam.model.density import LARGE_ERROR, Estimate
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.model.ensemble import CELLS, LearnedDensity, Stack
+from kexpfam.model.ensemble import LearnedDensity, Stack
 
 __all__ = ["LearnedDiagnosis", "StackDiagnosis", "diagnose_stack"]
 
@@ -108,8 +108,9 @@ def _learned(
     for k, one in enumerate(jr.split(draw_key, len(density))):
         part = slice(k, None, len(density))
         rng, member = np.random.default_rng(np.asarray(jr.key_data(one))), density.members.member(k)
-        targets, log_q, _ = member.sample(conditions[part], cells=CELLS, rng=rng)
-        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells) for cells in (CELLS, 2 * CELLS))
+        targets, log_q, _ = member.sample(conditions[part], cells=member.cells, rng=rng)
+        enough = member.cells
+        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells) for cells in (enough, 2 * enough))
         error = max(error, float(np.abs((fine - coarse)[:, member.integrated].sum(1)).max(initial=0.0)))
         ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)

@@ -22,30 +22,37 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.model.filling import Filling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 from kexpfam.model.networks import silu
 
-__all__ = ["FEATURES", "HEAD", "AbstractChain", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
+__all__ = ["FEATURES", "HEAD", "OTHERS", "AbstractChain", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
 
-# Gaussian bumps of the tilt, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps their whitening finite.
+# Gaussian bumps of the tilt if nothing else is said, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps
+# their whitening finite.
 BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4
 # The linear function of the tilt levels off at this residual, the quadratic one where its square reaches this limit; both are
 # smooth, because sums over cells are accurate for smooth functions only.
 LINEAR_LIMIT, QUADRATIC_LIMIT = 6.0, 100.0
 # The law b of residuals without a tilt: shares and widths of centred normals, so that far targets are improbable, no more.
 TAIL_SHARES, TAIL_WIDTHS = (0.95, 0.035, 0.01, 0.005), (1.0, 3.0, 9.0, 27.0)
-# Cells of the residual are even in t, where r = FINEST sinh(t), and reach to LAST on both sides.
-FINEST, LAST = 2.0, 150.0
+# Cells of the residual are even in t between -1 and 1, where r = CORE t + TAIL sinh(STEEPNESS t): alike where the bumps are,
+# and from there wider and wider, up to LAST.
+CORE, STEEPNESS, LAST = 6.4, 16.0, 150.0
+TAIL = (LAST - CORE) / np.sinh(STEEPNESS)
 # Logarithms of scales, in standard deviations of a column, are kept in this range: ties have no limit of their own.
 LOG_SCALES = (-7.0, 3.0)
 # Norms of a tilt in its RKHS approach this one: its peaks are as wide as a cell then, and none can hide between two.
 LARGEST_NORM = 25.0
+# Cells of the residual, and cells per bump, at least: twice as many change log densities by less than rounding shows.
+CELLS, CELLS_PER_BUMP = 192, 6
 # Cells whose masses are added up at once when a draw looks for its own.
 BLOCK = 16
 # What a link of the chain is told besides the tilt's coefficients: location, log scale.
 HEAD = 2
-# Numbers in psi: the bumps, a linear and a quadratic function.
-FEATURES = BUMPS + 2
+# Functions in psi besides the bumps, a linear and a quadratic one; and all of them.
+OTHERS = 2
+FEATURES = BUMPS + OTHERS
 
 
 class Residuals(NamedTuple):
@@ -57,27 +64,31 @@ class Residuals(NamedTuple):
 
 
 @lru_cache
-def residuals(cells: int, dtype: str = "float64", thin: bool = False) -> Residuals:
-    """Return so many cells of the residual; sums over them are integrals to an accuracy that grows exponentially with them."""
-    t = np.linspace(-1.0, 1.0, 2 * cells + 1) * np.arcsinh(LAST / FINEST)
-    edges, middles, step = FINEST * np.sinh(t[::2]), FINEST * np.sinh(t[1::2]), t[2] - t[0]
-    log_masses = log_base(middles, thin=thin) + np.log(FINEST * np.cosh(t[1::2]) * step)
-    return Residuals(*(part.astype(dtype) for part in (edges, log_masses, features(middles))))
+def residuals(cells: int, dtype: str = "float64", thin: bool = False, count: int = FEATURES) -> Residuals:
+    """Return so many cells of the residual; sums over them are integrals to an accuracy that grows exponentially with them.
+
+    ``count`` is the number of the tilt's features.
+    """
+    t = np.linspace(-1.0, 1.0, 2 * cells + 1)
+    points = CORE * t + TAIL * np.sinh(STEEPNESS * t)
+    widths = (CORE + TAIL * STEEPNESS * np.cosh(STEEPNESS * t[1::2])) * (2.0 / cells)
+    log_masses = log_base(points[1::2], thin=thin) + np.log(widths)
+    return Residuals(*(part.astype(dtype) for part in (points[::2], log_masses, features(points[1::2], count))))
 
 
 @lru_cache
-def _bumps() -> tuple[np.ndarray, float, np.ndarray]:
+def _bumps(count: int) -> tuple[np.ndarray, float, np.ndarray]:
     """Return the centres of the bumps, their length scale and the matrix that makes them orthonormal in the RKHS."""
-    centres = np.linspace(-REACH, REACH, BUMPS)
+    centres = np.linspace(-REACH, REACH, count)
     lengthscale = OVERLAP * (centres[1] - centres[0])
-    gram = np.exp(-0.5 * ((centres[:, None] - centres) / lengthscale) ** 2) + RIDGE * np.eye(BUMPS)
+    gram = np.exp(-0.5 * ((centres[:, None] - centres) / lengthscale) ** 2) + RIDGE * np.eye(count)
     return centres, lengthscale, np.linalg.inv(np.linalg.cholesky(gram)).T
 
 
-def features(r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n k"]:
-    """Return psi: a bounded linear and a bounded quadratic function, and the bumps of the kernel."""
+def features(r: Float[AnyArray, "*n"], count: int = FEATURES) -> Float[AnyArray, "*n k"]:
+    """Return psi: a bounded linear and a bounded quadratic function, and bumps; the more there are, the narrower they are."""
     xp = r.__array_namespace__()
-    centres, lengthscale, whitener = (np.asarray(part, r.dtype) for part in _bumps())
+    centres, lengthscale, whitener = (np.asarray(part, r.dtype) for part in _bumps(count - OTHERS))
     linear = LINEAR_LIMIT * xp.tanh(r / LINEAR_LIMIT)
     quadratic = 0.125 * QUADRATIC_LIMIT * xp.expm1(-(r**2) / QUADRATIC_LIMIT)
     bumps = xp.exp(-0.5 * ((r[..., None] - centres) / lengthscale) ** 2) @ whitener
@@ -123,14 +134,15 @@ class Told(NamedTuple):
     def log_density(self, y: Float[AnyArray, "*n"], cells: int) -> Float[AnyArray, "*n"]:
         """Return the log density of each target, which must lie in the support."""
         r = (y - self.location) * y.__array_namespace__().exp(-self.log_scale)
-        tilt = (self.coefficients * features(r)).sum(axis=-1)
+        tilt = (self.coefficients * features(r, self.coefficients.shape[-1])).sum(axis=-1)
         return log_base(r, thin=self.thin) - self.log_scale + tilt - logsumexp(self.exponents(cells))
 
     def exponents(self, cells: int) -> Float[AnyArray, "*n m"]:
         """Return the log masses of the cells before they are normalised; a cell across a bound has the share that is inside."""
         dtype = self.coefficients.dtype
-        grid = residuals(cells, np.dtype(dtype).name, self.thin)
-        exponents = grid.log_masses + self.coefficients @ grid.features.T
+        grid = residuals(cells, np.dtype(dtype).name, self.thin, self.coefficients.shape[-1])
+        exponents = self.coefficients @ grid.features.T
+        exponents += grid.log_masses  # in place: new pages of memory would cost more than the product
         if self.low is None or self.high is None:
             return exponents
         xp = exponents.__array_namespace__()
@@ -184,7 +196,7 @@ def _found(running: Float[AnyArray, "n m"], wanted: Float[AnyArray, " n"]) -> tu
     """Return the place at which each row's running sums pass what is wanted, and what is left of it there."""
     xp = running.__array_namespace__()
     place = xp.minimum((running < wanted[:, None]).sum(axis=1), running.shape[1] - 1)
-    before = xp.take_along_axis(running, xp.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
+    before = running[np.arange(len(running)), place - 1]
     return place, wanted - xp.where(place > 0, before, 0.0)
 
 
@@ -243,13 +255,6 @@ class AbstractChain(eqx.Module):
             h = thin(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
         return h
 
-    def fill(self, layers: list[np.ndarray], entering: np.ndarray, hidden: np.ndarray, ready: np.ndarray) -> None:
-        """Compute the units that are ``ready`` in all layers, in place, from the masked weights ``hidden``."""
-        layers[0][:, ready] = silu(entering[:, ready])
-        for layer in range(1, len(layers)):
-            below, weight = layers[layer - 1], hidden[layer - 1][:, ready]
-            layers[layer][:, ready] = below[:, ready] + silu(below @ weight + self.biases[layer][ready])
-
     @property
     @abc.abstractmethod
     def dim(self) -> int:
@@ -269,6 +274,11 @@ class AbstractChain(eqx.Module):
         Chains that know bounds already stay as they are.
         """
         return self
+
+    @property
+    @abc.abstractmethod
+    def cells(self) -> int:
+        """Return how many cells of the residual its tilts need."""
 
     @property
     def integrated(self) -> slice | list[int]:
@@ -324,10 +334,11 @@ class Chain(AbstractChain):
         width: int,
         depth: int,
         seed: int,
+        bumps: int = BUMPS,
     ) -> "Chain":
         """Return stacked members with these orders of the targets, whose links are all close to the standard normal law."""
         (members, dim), rng = orders.shape, np.random.default_rng(seed)
-        inputs, outputs = condition_dim + dim, HEAD + FEATURES
+        inputs, outputs = condition_dim + dim, HEAD + OTHERS + bumps
         normal = lambda scale, *shape: (scale * rng.standard_normal((members, *shape))).astype(np.float32)
         zeros = lambda *shape: np.zeros((members, *shape), np.float32)
         return cls(
@@ -344,6 +355,10 @@ class Chain(AbstractChain):
     def dim(self) -> int:
         """Return the number of targets."""
         return self.shift.shape[-2]
+
+    @property
+    def cells(self) -> int:
+        return max(CELLS, CELLS_PER_BUMP * (self.out.shape[-1] - HEAD - OTHERS))
 
     @property
     def masks(self) -> Masks:
@@ -402,29 +417,28 @@ class Chain(AbstractChain):
 
         A unit of degree j is known as soon as j targets are, so that every unit is computed once.
         """
-        masks, dim, (count, p) = self.masks, self.dim, x.shape
-        first, skip, out = self.first * masks.first, self.skip * masks.skip[:, :, None], self.out * masks.out[:, :, None]
-        hidden, x = self.hidden * masks.hidden, x.astype(np.float32)
-        entering = x @ first[:p] + self.biases[0]
-        layers = [np.zeros_like(entering) for _ in self.biases]
-        targets, log_density, log_weight = np.zeros((count, dim), np.float32), np.zeros(count), np.zeros(count)
-        for j in range(dim):
-            self.fill(layers, entering, hidden, masks.degrees == j)
-            outputs = layers[-1] @ out[:, j] + x @ skip[:p, j] + targets[:, :j] @ skip[p : p + j, j] + self.shift[j]
+        (count, p), skip, shift = x.shape, self.skip, self.shift
+        filling = Filling(self.masks.degrees, self.first, self.hidden, self.biases, count)
+        out = self.out[filling.order]
+        correction = None if self.correction is None else self.correction[1:][filling.order]
+        rows = np.concatenate([x, np.zeros((count, self.dim))], axis=1).astype(np.float32)
+        log_density, log_weight = np.zeros(count), np.zeros(count)
+        for j, column in enumerate(self.order):
+            units = filling.ready(j, rows)
+            outputs = units @ out[: units.shape[1], j] + rows @ skip[:, j] + shift[j]
             told = Told.of(outputs, None if self.support is None else self.support[:, j])
-            if self.correction is not None:
-                told = told.tilted(layers[-1] @ (self.correction[1:, j] * masks.out[:, j, None]) + self.correction[0, j])
-            targets[:, j], log_link = told.drawn(cells, np.asarray(rng.random(count, np.float32)))
-            if known is not None and not np.all(np.isnan(given := known[:, self.order[j]].astype(np.float32))):
+            if self.correction is not None and correction is not None:
+                told = told.tilted(units @ correction[: units.shape[1], j] + self.correction[0, j])
+            values, log_link = told.drawn(cells, rng.random(count, np.float32))
+            if known is not None and not np.all(np.isnan(given := known[:, column].astype(np.float32))):
                 there = ~np.isnan(given)
-                targets[:, j] = np.where(there, given, targets[:, j])
-                log_weight += np.where(there, told.log_density(targets[:, j], cells), 0.0)
+                values = np.where(there, given, values)
+                log_weight += np.where(there, told.log_density(values, cells), 0.0)
                 log_link = np.where(there, 0.0, log_link)
             log_density += log_link
-            entering += targets[:, j, None] * first[p + j]
-        places = np.empty_like(self.order)
-        places[self.order] = np.arange(dim)
-        return Draws(targets[:, places].astype(np.float64), log_density, log_weight)
+            rows[:, p + j] = values
+        targets = rows[:, p:][:, np.argsort(self.order)]
+        return Draws(targets.astype(np.float64), log_density, log_weight)
 
     def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
         """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
+from threadpoolctl import ThreadpoolController
 
 from kexpfam.data.kinds import AbstractKind, Atom, Category, Periodic, Positive
 from kexpfam.data.sample import AnyArray
@@ -22,16 +24,20 @@ from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 from kexpfam.model.mixed import MixedChain
 
-__all__ = ["CELLS", "LawDensity", "LearnedDensity", "MixedDensity", "Stack"]
+__all__ = ["LawDensity", "LearnedDensity", "MixedDensity", "Stack"]
 
-# Cells of the residual; twice as many change log densities by less than rounding shows.
-CELLS = 288
 # Probabilities in memory at a time.
 CHUNK_NUMBERS = 4_000_000
 # Points of distribution functions are kept below this, so that differences of them are numbers.
 LARGEST = 1e300
 # Draws behind the mean of several targets.
 MEAN_DRAWS = 512
+
+
+@lru_cache
+def _libraries() -> ThreadpoolController:
+    """Return what can tell libraries how many threads to use; to look for them takes as long as a draw."""
+    return ThreadpoolController()
 
 
 class LearnedDensity(AbstractDensity):
@@ -56,16 +62,14 @@ class LearnedDensity(AbstractDensity):
         z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
         inside = self._inside(z)
         z = xp.where(inside[:, None], z, 0.0)
-        rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
+        rows = max(1, CHUNK_NUMBERS // (self.members.cells * z.shape[1]))
         pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
         log_density = xp.concatenate(pieces) if pieces else np.zeros(0)
         return xp.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
 
-    def log_model_density(
-        self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"], *, cells: int = CELLS
-    ) -> Float[AnyArray, " n"]:
+    def log_model_density(self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"]) -> Float[AnyArray, " n"]:
         """Return the log density of targets in model units."""
-        log_density = lambda member, _: member.log_densities(z, condition, cells=cells).sum(1)
+        log_density = lambda member, _: member.log_densities(z, condition, cells=member.cells).sum(1)
         parts = self._of_members(log_density, threads=not isinstance(z, jax.Array))
         return logsumexp(z.__array_namespace__().stack(parts), axis=0) - np.log(len(self))
 
@@ -74,7 +78,8 @@ class LearnedDensity(AbstractDensity):
         one = lambda k: what(self.members.member(k), k)
         if not threads:
             return [one(k) for k in range(len(self))]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # Threads of the linear algebra would wait for one another on the cores that the members have.
+        with _libraries().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(one, range(len(self))))
 
     def _inside(self, z: Float[AnyArray, "n d"]) -> Bool[AnyArray, " n"]:
@@ -97,7 +102,7 @@ class LearnedDensity(AbstractDensity):
         owner = jr.randint(owner_key, (), 0, len(self))
         member = jax.tree.map(lambda part: jnp.asarray(part)[owner], own.members)
         levels = jr.uniform(level_key, (1, own.members.dim), float)
-        return own.scaling.to_data(member.drawn(condition, levels, cells=CELLS))[0]
+        return own.scaling.to_data(member.drawn(condition, levels, cells=member.cells))[0]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         first: Any = self.members.member(0)
@@ -110,7 +115,7 @@ class LearnedDensity(AbstractDensity):
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         owner = rng.integers(len(self), size=len(condition))
         streams, targets, own = rng.spawn(len(self)), np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
-        drawn = lambda member, k: member.sample(condition[owner == k], cells=CELLS, rng=streams[k])
+        drawn = lambda member, k: member.sample(condition[owner == k], cells=member.cells, rng=streams[k])
         for k, draws in enumerate(self._of_members(drawn)):
             targets[owner == k], own[owner == k] = draws.targets, draws.log_density
         return targets, own
@@ -127,7 +132,7 @@ class LearnedDensity(AbstractDensity):
         parts = []
         for member in members:
             told = member.told(rows, member.units(rows)).link(0)
-            edges, masses = told.cells(CELLS)
+            edges, masses = told.cells(member.cells)
             points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
             parts.append(Distributions.of_cells(points, masses))
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
@@ -156,7 +161,7 @@ class MixedDensity(LearnedDensity):
 
     def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
         z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
-        rows = max(1, CHUNK_NUMBERS // (CELLS * z.shape[1]))
+        rows = max(1, CHUNK_NUMBERS // (self.members.cells * z.shape[1]))
         pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
         return (xp.concatenate(pieces) if pieces else np.zeros(0)) + self.scaling.log_jacobian(targets)
 
@@ -170,7 +175,7 @@ class MixedDensity(LearnedDensity):
         rows = np.concatenate([condition, np.zeros((len(condition), len(wiring.input_owners)))], axis=1)
         parts = []
         for member in map(self.members.member, range(len(self))):
-            points, levels = wiring.steps(wiring.told(member.outputs(rows)), 0, CELLS, atom=self._atom())
+            points, levels = wiring.steps(wiring.told(member.outputs(rows)), 0, member.cells, atom=self._atom())
             parts.append(Distributions(self._ordered(points), levels))
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
 

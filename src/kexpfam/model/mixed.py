@@ -17,9 +17,13 @@ from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, Periodic, 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.units import Units
 from kexpfam.model.chain import AbstractChain, Draws, keep_all
+from kexpfam.model.filling import Filling
 from kexpfam.model.links import AbstractFamily, Circles, Labels, Lattices, Lines
 
 __all__ = ["Embedding", "MixedChain", "Wiring"]
+
+# Cells of a residual or of a circle.
+CELLS = 288
 
 
 class Wiring(eqx.Module):
@@ -278,6 +282,10 @@ class MixedChain(AbstractChain):
     def integrated(self) -> list[int]:
         return [column for family in self.wiring.families for column in family.columns if isinstance(family, Lines | Circles)]
 
+    @property
+    def cells(self) -> int:
+        return CELLS
+
     def penalty(self) -> Float[AnyArray, ""]:
         return (self.wiring.penalised * self.out**2).sum()
 
@@ -313,25 +321,20 @@ class MixedChain(AbstractChain):
         known: Float[np.ndarray, "n d"] | None = None,
     ) -> Draws:
         sight, wiring, (count, p) = self.sight(), self.wiring, x.shape
-        first, skip, out, hidden = (
-            *(self.first * sight.first, self.skip * sight.skip, self.out * sight.out),
-            self.hidden * sight.hidden,
-        )
         rows = np.concatenate([x, np.zeros((count, len(wiring.input_owners)))], axis=1).astype(np.float32)
-        entering, targets = rows[:, :p] @ first[:p] + self.biases[0], np.full((count, self.dim), np.nan)
-        layers, totals = [np.zeros_like(entering) for _ in self.biases], np.zeros((2, count))
+        filling = Filling(sight.degrees, self.first, self.hidden, self.biases, count)
+        out, totals = self.out[filling.order], np.zeros((2, count))
+        targets = np.full((count, self.dim), np.nan)
         for j, column in enumerate(self.order):
-            self.fill(layers, entering, hidden, sight.degrees == j)
-            own = wiring.output_owners == column
+            units, own = filling.ready(j, rows), wiring.output_owners == column
             outputs = np.zeros((count, len(own)), np.float32)
-            outputs[:, own] = layers[-1] @ out[:, own] + rows @ skip[:, own] + self.shift[own]
+            outputs[:, own] = units @ out[: units.shape[1], own] + rows @ self.skip[:, own] + self.shift[own]
             given = None if known is None else known[:, column]
             targets[:, column], logs = self._link(outputs, int(column), given, cells, rng)
             totals += logs
-            seen = np.flatnonzero(wiring.input_owners == column)
+            seen = p + np.flatnonzero(wiring.input_owners == column)
             alone = np.where(np.arange(self.dim) == column, targets, 0.0).astype(np.float32)
-            rows[:, p + seen] = wiring.embedded(alone)[:, seen]
-            entering += rows[:, p + seen] @ first[p + seen]
+            rows[:, seen] = wiring.embedded(alone)[:, seen - p]
         return Draws(targets, *totals)
 
     def _link(

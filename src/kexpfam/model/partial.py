@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.model.density import Density, Estimate
-from kexpfam.model.ensemble import CELLS, LawDensity, LearnedDensity, Stack
+from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 from kexpfam.model.precision import double_precision
 
@@ -83,7 +83,7 @@ def _(density: LearnedDensity, values: np.ndarray, count: int, key: Key[Array, "
     each, z = -(-count // len(density)), density.scaling.to_model(values)
     known, streams = np.repeat(z, each, axis=0), np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
     nothing = np.zeros((len(known), 0))
-    draw = lambda member, k: member.sample(nothing, cells=CELLS, rng=streams[k], known=known)
+    draw = lambda member, k: member.sample(nothing, cells=member.cells, rng=streams[k], known=known)
     found = density._of_members(draw)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
     weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1).reshape(len(values), -1)
