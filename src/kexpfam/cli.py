@@ -14,6 +14,8 @@ import typer
 import kexpfam
 from kexpfam.files import written
 from kexpfam.fitting import fitted, fitted_to_blocks, training_blocks
+from kexpfam.launching import LOST, launch, started_by_launcher, take_place
+from kexpfam.processes import LostProcessError
 from kexpfam.reading import Columns, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
 from kexpfam.streaming import Scores, draws_at, draws_in_blocks
@@ -21,6 +23,7 @@ from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
 __all__ = ["app", "main"]
 
+SEVERAL = "Several processes"
 STANDARD_OUTPUT = Path("/dev/stdout")
 # The base of all that can be wrong with arguments; typer names only this kind of it in every version.
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -81,6 +84,10 @@ def main() -> None:
             _say("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (ValueError, ImportError) as error:
             _say("error", str(error))
+        except LostProcessError as error:
+            if not started_by_launcher():  # which has a line of its own for it
+                _say("error", str(error))
+            _leave(LOST)
         sys.exit(2)
 
 
@@ -88,6 +95,12 @@ def _say(kind: str, message: str) -> None:
     """Write one line to standard error."""
     colour = {"error": "red", "warning": "yellow"}[kind]
     typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {' '.join(message.split())}", err=True)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: an orderly end would wait for a process that is gone."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _leave_quietly() -> NoReturn:
@@ -127,6 +140,7 @@ def start(
         "fit data.csv --target y --features a,b -o model.kexpfam",
         "fit data.csv --kind share=bounded:0:1 --weight w --drop-missing -o model.kexpfam",
         "fit - -o model.kexpfam < data.csv",
+        "fit big.parquet --processes 2 --checkpoint big.checkpoint -o model.kexpfam",
     )
 )
 @reads_tables
@@ -163,12 +177,31 @@ def fit(
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
     checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that share the work, all on this machine.", rich_help_panel=SEVERAL)
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            help="On several machines: host:port of the first process, or auto under Slurm and Open MPI.",
+            rich_help_panel=SEVERAL,
+        ),
+    ] = None,
+    process_id: Annotated[
+        int | None, typer.Option(help="With --coordinator: which process this is, from 0.", rich_help_panel=SEVERAL)
+    ] = None,
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
     json: Json = False,
 ) -> None:
     """Fit a density to a table of numbers, or that of a target given features, and store the model."""
     _need_folder(output)
+    several = processes is not None or coordinator is not None
+    if several and data == "-":
+        raise ValueError("every process reads the rows: write standard input to a file first.")
+    if processes is not None and coordinator is None and not started_by_launcher():
+        raise typer.Exit(launch(processes, checkpoint))
+    first = not several or take_place(coordinator, processes, process_id) == 0
     settings = {
         "kernel": kernel,
         "base": base,
@@ -178,7 +211,7 @@ def fit(
         "solver": solver,
         "random_state": seed,
         "checkpoint": checkpoint,
-        "progress": not quiet and sys.stderr.isatty(),
+        "progress": first and not quiet and sys.stderr.isatty(),
     }
     chosen = Columns(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
     table = built_in(data, chosen, rows, seed)
@@ -188,6 +221,8 @@ def fit(
         estimator, what, score = fitted_to_blocks(blocks, settings)
     else:
         estimator, what, score = fitted(table or training(Path(data), chosen, reading), settings)
+    if not first:
+        return
     estimator.save(output)
     said = facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
     tell(said, err=output == STANDARD_OUTPUT)

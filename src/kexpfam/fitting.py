@@ -76,16 +76,19 @@ def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> Training
     features, targets, weight = _roles(data, _names(whole, data), chosen)
     used, ends = [*features, *targets, *weight], (len(features), len(features) + len(targets))
     labels = [name for name, kind in chosen.kinds.items() if kind.split(":")[0] == "category"]
-    tables = lambda: table_blocks(data, used, reading._replace(labels=labels), rows=settings.block, chosen=by_name(used))
+    options: dict[str, Any] = {"rows": settings.block, "chosen": by_name(used)}
+    tables = lambda blocks: table_blocks(data, used, reading._replace(labels=labels), blocks=blocks, **options)
     part = lambda table, start, stop: table.part(list(range(start, stop))).values
-    weights = np.concatenate([part(table, ends[1], len(used))[:, 0] for table in tables()]) if weight else None
+    weights = np.concatenate([part(table, ends[1], len(used))[:, 0] for table in tables(whole)]) if weight else None
 
-    def read() -> Iterator[Any]:
-        for table in tables():
+    def read(source: Any) -> Iterator[Any]:
+        for table in tables(whole if source is whole else whole.read(source)):
             X, y = part(table, 0, ends[0]), part(table, *ends)
             yield (X, y[:, 0] if len(targets) == 1 else y) if targets else X
 
-    return TrainingBlocks(features, targets or None, RowBlocks(read, None if reading.gaps == "drop" else whole.rows), weights)
+    # How many rows of a source are dropped is known when it was read, and of all of them something is said at the end.
+    alone = RowBlocks(read, [whole]) if reading.gaps == "drop" else RowBlocks(read, whole.sources, whole.lengths)
+    return TrainingBlocks(features, targets or None, alone, weights)
 
 
 def _names(blocks: "RowBlocks", data: Path) -> list[str]:

@@ -15,7 +15,7 @@ __all__ = ["Bar", "Listener", "Report"]
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
 MOST_SHOWN = 3
 # Stages whose steps are rows.
-ROWS = ("reading", "summing")
+ROWS = ("reading", "summing", "scoring")
 # Seconds that steps must have been seen for before a rate is drawn from them.
 SHORTEST = 0.5
 

@@ -25,6 +25,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
+from kexpfam import processes
 from kexpfam.files import written
 from kexpfam.model import networks
 from kexpfam.version import __version__
@@ -117,10 +118,14 @@ class Checkpoint:
         self._fingerprint = digest.hexdigest()
 
     def read(self, template: Any) -> Any:
-        """Return the template with the stored arrays in it, or as it is if there is no file yet."""
-        if not self.path.exists():
-            return template
-        kind, leaves, metadata = load_tree(self.path)
+        """Return the template with the stored arrays in it, or as it is if there is no file yet.
+
+        Several processes all get what the first one has.
+        """
+        with processes.copied(self.path) as path:
+            if path is None:
+                return template
+            kind, leaves, metadata = load_tree(path)
         arrays, rest = eqx.partition(template, eqx.is_array)
         expected, structure = jax.tree.flatten(arrays)
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
@@ -131,7 +136,9 @@ class Checkpoint:
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
-        """Replace the file by the arrays of the state."""
+        """Replace the file by the arrays of the state; of several processes only the first one does."""
+        if processes.place().rank:
+            return
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
         save_tree(self.path, "checkpoint", leaves, {"fingerprint": self._fingerprint})
 

@@ -8,7 +8,8 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from kexpfam.data.blocks import RowBlocks, Rows, look_over, row_blocks, with_targets
+from kexpfam.data.blocks import RowBlocks, Rows, row_blocks, with_targets
+from kexpfam.data.overview import look_over
 
 SETTINGS = Rows(in_memory=100, block=37)
 NAMES = ["a", "b", "c"]
@@ -97,7 +98,7 @@ def test_the_sample_does_not_depend_on_the_source(kind, values, tmp_path):
 
 def test_every_row_is_as_likely_to_be_in_the_sample():
     rows, most, draws = np.arange(60.0)[:, None], 15, 500
-    blocks = RowBlocks(lambda: np.array_split(rows, 4))
+    blocks = RowBlocks(lambda _: np.array_split(rows, 4))
     seen = np.zeros(60)
     for seed in range(draws):
         seen[look_over(blocks, most, seed=seed).sample[0][:, 0].astype(int)] += 1.0
@@ -109,7 +110,7 @@ def test_every_row_is_as_likely_to_be_in_the_sample():
 def test_few_rows_are_no_blocks_and_are_all_in_a_sample(values):
     assert row_blocks(values[:100], SETTINGS) is None
     assert row_blocks(values[:100].tolist(), SETTINGS) is None
-    assert np.array_equal(look_over(RowBlocks(lambda: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50])
+    assert np.array_equal(look_over(RowBlocks(lambda _: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50])
 
 
 @pytest.mark.parametrize("y", ["c", ["c"], "array", "npy"])
@@ -135,11 +136,11 @@ def test_a_generator_is_refused_with_advice(values):
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        (lambda v: RowBlocks(lambda: []), "no row of data"),
-        (lambda v: RowBlocks(lambda: [v, v[:, :2]]), r"after row 500, a block has 2 columns where the first has 3"),
-        (lambda v: with_targets(RowBlocks(lambda: [v]), v[:20, 0]), r"y must have one entry|20 and 500 rows"),
-        (lambda v: with_targets(RowBlocks(lambda: [v]), "c"), "blocks are arrays"),
-        (lambda v: with_targets(RowBlocks(lambda: [pandas.DataFrame(v)]), "c"), "no column 'c'"),
+        (lambda v: RowBlocks(lambda _: []), "no row of data"),
+        (lambda v: RowBlocks(lambda _: [v, v[:, :2]]), r"after row 500, a block has 2 columns where the first has 3"),
+        (lambda v: with_targets(RowBlocks(lambda _: [v]), v[:20, 0]), r"y must have one entry|20 and 500 rows"),
+        (lambda v: with_targets(RowBlocks(lambda _: [v]), "c"), "blocks are arrays"),
+        (lambda v: with_targets(RowBlocks(lambda _: [pandas.DataFrame(v)]), "c"), "no column 'c'"),
     ],
 )
 def test_what_is_wrong_with_blocks_is_said(blocks, message, values):

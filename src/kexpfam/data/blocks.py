@@ -6,18 +6,19 @@ Parquet file or a folder of them, an Arrow or Dask frame, or anything that can b
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import narwhals.stable.v2 as nw
 import numpy as np
 
 from kexpfam.data.frames import layout_of
-from kexpfam.progress import Listener, Report
 
-__all__ = ["Overview", "RowBlocks", "Rows", "beside", "look_over", "row_blocks", "with_targets"]
+__all__ = ["RowBlocks", "Rows", "beside", "joined", "numbers", "part", "partition", "row_blocks", "stepped", "with_targets"]
 
 READ_ONCE = (
     "can be read only once, and a fit reads its rows several times: pass something that starts anew each time, such as a list "
@@ -53,26 +54,68 @@ class Rows(eqx.Module):
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """A table in blocks; ``read`` starts anew each time it is called. ``rows`` is None where only reading would tell."""
+    """A table in blocks, which come from sources one after the other; ``read`` starts a source anew each time it is called.
 
-    read: Callable[[], Iterable[Any]]
-    rows: int | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.read())
-
-
-class Overview(NamedTuple):
-    """What one pass over all rows leaves: how many there are, a uniform sample in their order, and each column's range.
-
-    There is one table, or one of features and one of targets and so on; ``low`` and ``high`` are NaN where cells are no
-    numbers.
+    ``lengths`` are the rows of each source, None where only reading would tell. Each of ``steps`` is done to every block, and
+    is told which row is its first: it may add columns or take some away, but no rows. A page is as many rows as one process
+    goes through at least, whatever the blocks are. ``beside`` are tables that must have as many rows, by name.
     """
 
-    rows: int
-    sample: tuple[Any, ...]
-    low: tuple[np.ndarray, ...]
-    high: tuple[np.ndarray, ...]
+    read: Callable[[Any], Iterable[Any]]
+    sources: Sequence[Any] = (None,)
+    lengths: tuple[int, ...] | None = None
+    steps: tuple[Callable[[Any, int], Any], ...] = ()
+    page: int = 65_536
+    beside: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def rows(self) -> int | None:
+        """Return how many rows there are, or None where only reading would tell."""
+        return None if self.lengths is None else sum(self.lengths)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (block for _, block in self.numbered())
+
+    def then(self, step: Callable[[Any, int], Any]) -> "RowBlocks":
+        """Return the blocks with another step done to each of them."""
+        return replace(self, steps=(*self.steps, step))
+
+    def numbered(self, rank: int = 0, count: int = 1) -> Iterator[tuple[int, Any]]:
+        """Yield the blocks that are for one of several processes, each after the number of its first row.
+
+        Where the lengths are known these are neighbours, and no more than their sources are read.
+        """
+        if self.lengths is None:
+            read = self._started(self.sources)
+            mine = lambda start: start // self.page % count == rank
+        else:
+            pages = -(-sum(self.lengths) // self.page)
+            low, high = (pages * place // count * self.page for place in (rank, rank + 1))
+            starts = (0, *accumulate(self.lengths))
+            near = [place for place, length in enumerate(self.lengths) if starts[place] < high and starts[place] + length > low]
+            read = self._started([self.sources[place] for place in near], starts[near[0]] if near else 0)
+            mine = lambda start: start >= low
+            read = takewhile(lambda numbered: numbered[0] < high, read)
+        yield from ((start, stepped(self.steps, block, start)) for start, block in read if mine(start))
+
+    def check_rows(self, rows: int) -> None:
+        """Raise unless all that stands beside the blocks has so many rows."""
+        for name, length in self.beside:
+            if length != rows:
+                raise ValueError(f"{name} must have one entry for each of the {rows} rows, got {length}.")
+
+    def _started(self, sources: Sequence[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+        for source in sources:
+            for block in self.read(source):
+                yield start, block
+                start += len(block[0] if isinstance(block, tuple) else block)
+
+
+def stepped(steps: Iterable[Callable[[Any, int], Any]], block: Any, start: int) -> Any:
+    """Return a block, of which ``start`` is the first row, after some steps."""
+    for step in steps:
+        block = step(block, start)
+    return block
 
 
 def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = None) -> RowBlocks | None:
@@ -89,17 +132,15 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
     if _is_dataset(source):
         return _dataset(source, settings, columns)
     if hasattr(source, "npartitions") and hasattr(source, "get_partition"):  # a frame of Dask
-        return RowBlocks(lambda: (source.get_partition(place).compute() for place in range(source.npartitions)))
+        return RowBlocks(partition, [source.get_partition(place) for place in range(source.npartitions)], page=settings.block)
     if _is_table(source):
-        rows = len(source)
-        if rows <= settings.in_memory:
-            return None
-        starts = range(0, rows, settings.block)
-        return RowBlocks(lambda: (_part(source, slice(start, start + settings.block)) for start in starts), rows)
+        return None if len(source) <= settings.in_memory else _slices(source, settings)
     if isinstance(source, list | tuple):
-        return RowBlocks(lambda: map(_block, source)) if source and _is_block(_block(source[0])) else None
+        return _listed(source, settings) if source and _is_block(_block(source[0])) else None
     bare = not any(hasattr(source, name) for name in ("__array__", "__len__", "shape", "__getitem__"))
-    return RowBlocks(lambda: map(_block, source)) if bare and isinstance(source, Iterable) else None
+    if not bare or not isinstance(source, Iterable):
+        return None
+    return RowBlocks(lambda whole: map(_block, whole), [source], page=settings.block)
 
 
 def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
@@ -110,89 +151,52 @@ def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
     named = isinstance(y, str) and Path(y).suffix != ".npy"
     listed = isinstance(y, list | tuple) and y and len(y) != blocks.rows and all(isinstance(name, str) for name in y)
     if named or listed:
-        return RowBlocks(lambda: (_separated(block, y) for block in blocks), blocks.rows)
+        return blocks.then(partial(_separated, names=y))
     if isinstance(y, str | os.PathLike):
         y = _mapped(Path(y))
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
         raise TypeError(f"the targets of rows in blocks are names of columns, or an array of all rows; got {type(y).__name__}.")
-    return RowBlocks(lambda: beside(blocks, y, "y"), blocks.rows)
+    return beside(blocks, y, "y")
 
 
-def beside(blocks: Iterable[Any], table: Any, name: str) -> Iterator[tuple[Any, ...]]:
-    """Yield each block with its rows of a table that is held whole; raise if that has more rows or fewer."""
-    start = 0
-    for block in blocks:
-        parts = block if isinstance(block, tuple) else (block,)
-        stop = start + len(parts[0])
-        yield (*parts, _part(table, slice(start, stop)))
-        start = stop
-    if start != len(table):
-        raise ValueError(f"{name} must have one entry for each of the {start} rows, got {len(table)}.")
+def beside(blocks: RowBlocks, table: Any, name: str) -> RowBlocks:
+    """Return each block with its rows of a table that is held whole; that has as many rows, or a pass will say so."""
+    known = replace(blocks, beside=(*blocks.beside, (name, len(table))))
+    if blocks.rows is not None:
+        known.check_rows(blocks.rows)
+    return known.then(partial(_with_rows_of, table=table, name=name))
 
 
-def look_over(blocks: RowBlocks, most: int, *, seed: int, report: Listener | None = None) -> Overview:
-    """Return the overview of a table after one pass; it holds about twice ``most`` rows and a block at a time."""
-    sample, rows = _Reservoir(most, seed), 0
-    low, high = list[np.ndarray](), list[np.ndarray]()
-    for block in blocks:
-        parts = block if isinstance(block, tuple) else (block,)
-        sizes = {len(part) for part in parts}
-        if len(sizes) != 1:
-            raise ValueError(f"after row {rows}, a block has {' and '.join(map(str, sorted(sizes)))} rows in its parts.")
-        if not sizes.pop():
-            continue
-        numbers = [_numbers(part) for part in parts]
-        widths = [part.shape[1] for part in numbers]
-        if not low:
-            low, high = ([np.full(width, np.nan) for width in widths] for _ in range(2))
-        elif [len(side) for side in low] != widths:
-            raise ValueError(f"after row {rows}, a block has {widths[0]} columns where the first has {len(low[0])}.")
-        low = [np.fmin(side, np.fmin.reduce(part)) for side, part in zip(low, numbers, strict=True)]
-        high = [np.fmax(side, np.fmax.reduce(part)) for side, part in zip(high, numbers, strict=True)]
-        sample.add(parts)
-        rows += len(parts[0])
-        if report is not None:
-            report(Report("reading", rows, blocks.rows or 0, {}))
-    if not low:
-        raise ValueError("there is no row of data.")
-    return Overview(rows, sample.tables(), tuple(low), tuple(high))
+def _with_rows_of(block: Any, start: int, *, table: Any, name: str) -> tuple[Any, ...]:
+    parts = block if isinstance(block, tuple) else (block,)
+    stop = start + len(parts[0])
+    if stop > len(table):
+        raise ValueError(f"{name} must have one entry for each row: there are {stop} rows at least, and {len(table)} entries.")
+    return (*parts, part(table, slice(start, stop)))
 
 
-class _Reservoir:
-    """A uniform sample without replacement: every row gets a random number, and those of the smallest numbers stay.
+def partition(frame: Any) -> Iterator[Any]:
+    """Yield the only block of a partition of Dask."""
+    yield frame.compute()
 
-    The numbers come in the order of the rows, so that the sample does not depend on how they are cut into blocks.
-    """
 
-    def __init__(self, most: int, seed: int) -> None:
-        self._most, self._rng, self._worst = most, np.random.default_rng(seed), np.inf
-        self._numbers, self._parts = np.zeros(0), list[tuple[Any, ...]]()
+def _listed(tables: Sequence[Any], settings: Rows) -> RowBlocks:
+    """Return the blocks of a list: of tables, all lengths are known."""
+    first = [_block(table) for table in tables]
+    lengths = tuple(len(block[0] if isinstance(block, tuple) else block) for block in first)
+    return RowBlocks(lambda table: [_block(table)], tables, lengths, page=settings.block)
 
-    def add(self, tables: tuple[Any, ...]) -> None:
-        """Draw the numbers of a block's rows and keep those that may stay."""
-        drawn = self._rng.random(len(tables[0]))
-        low = np.flatnonzero(drawn < self._worst)
-        if len(low):
-            # Copies: a slice would keep the whole block alive.
-            self._parts.append(tuple(_part(table, low) for table in tables))
-            self._numbers = np.concatenate([self._numbers, drawn[low]])
-        if len(self._numbers) > 2 * self._most:
-            self._shrink()
 
-    def tables(self) -> tuple[Any, ...]:
-        """Return the sample, in the order of the rows."""
-        self._shrink()
-        return self._parts[0]
+def _slices(table: Any, settings: Rows) -> RowBlocks:
+    """Return the blocks of something that slices of rows can be taken from."""
+    starts = range(0, len(table), settings.block)
+    lengths = tuple(min(settings.block, len(table) - start) for start in starts)
+    return RowBlocks(partial(_slice, table, settings.block), starts, lengths, page=settings.block)
 
-    def _shrink(self) -> None:
-        tables = tuple(_joined(parts) for parts in zip(*self._parts, strict=True))
-        if len(self._numbers) > self._most:
-            chosen = np.sort(np.argpartition(self._numbers, self._most - 1)[: self._most])
-            tables = tuple(_part(table, chosen) for table in tables)
-            self._numbers = self._numbers[chosen]
-            self._worst = self._numbers.max()
-        self._parts = [tables]
+
+def _slice(table: Any, size: int, start: int) -> Iterator[Any]:
+    yield part(table, slice(start, start + size))
 
 
 def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlocks:
@@ -213,9 +217,7 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
             raise ValueError(f"{path}: not a readable Parquet file or folder ({error}).") from None
     if path.suffix.lower() != ".npy":
         raise ValueError(f"{path}: rows are read in blocks from .npy, .parquet and folders of .parquet files.")
-    values = _mapped(path)
-    starts = range(0, len(values), settings.block)
-    return RowBlocks(lambda: (np.asarray(values[start : start + settings.block]) for start in starts), len(values))
+    return _slices(_mapped(path), settings)
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -245,12 +247,31 @@ def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowB
         "batch_readahead": 0,
         "fragment_readahead": 0,
         "use_threads": False,
+        "schema": source.schema,
     }
     if columns is not None:
         options["columns"] = list(columns)
-    return RowBlocks(
-        lambda: (pyarrow.Table.from_batches([batch]) for batch in source.to_batches(**options)), source.count_rows()
-    )
+    read = lambda piece: (pyarrow.Table.from_batches([batch]) for batch in piece.to_batches(**options))
+    pieces, lengths = _pieces(source)
+    if pieces == [source]:
+        del options["schema"]
+    return RowBlocks(read, pieces, lengths, page=settings.block)
+
+
+def _pieces(source: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """Return what of a dataset can be read alone, row groups of Parquet, and the rows of each."""
+    try:
+        fragments = list(source.get_fragments())
+    except ValueError:  # those of a filtered dataset would be without the filter
+        return [source], (source.count_rows(),)
+    found = list[tuple[Any, int]]()
+    for fragment in fragments:
+        if hasattr(fragment, "split_by_row_group"):
+            # Their count_rows() is that of the whole file.
+            found += [(piece, piece.row_groups[0].num_rows) for piece in fragment.split_by_row_group()]
+        else:
+            found.append((fragment, fragment.count_rows()))
+    return [piece for piece, _ in found], tuple(rows for _, rows in found)
 
 
 def _is_table(source: Any) -> bool:
@@ -276,7 +297,7 @@ def _block(given: Any) -> Any:
     return given if layout_of(given) is not None else np.asarray(given)
 
 
-def _part(table: Any, rows: np.ndarray | slice) -> Any:
+def part(table: Any, rows: np.ndarray | slice) -> Any:
     """Return some rows of an array, a frame or a series."""
     if isinstance(table, np.ndarray):
         return table[rows]
@@ -285,7 +306,8 @@ def _part(table: Any, rows: np.ndarray | slice) -> Any:
     return nw.from_native(table, eager_only=True, allow_series=True)[rows].to_native()
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
+    """Return tables of the same kind as one."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     wrapped = [nw.from_native(part, eager_only=True, allow_series=True) for part in parts]
@@ -295,7 +317,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return nw.concat([series.to_frame() for series in wrapped])[name].to_native()
 
 
-def _separated(block: Any, names: str | Sequence[str]) -> tuple[Any, Any]:
+def _separated(block: Any, start: int, *, names: str | Sequence[str]) -> tuple[Any, Any]:
     """Return a block without its targets, and the targets: a series if there is one name, a frame if there is a list."""
     if layout_of(block) is None:
         raise ValueError(f"the blocks are arrays, whose columns have no names: pass y as an array instead of {names!r}.")
@@ -307,7 +329,7 @@ def _separated(block: Any, names: str | Sequence[str]) -> tuple[Any, Any]:
     return frame.drop(wanted).to_native(), targets.to_native()
 
 
-def _numbers(table: Any) -> np.ndarray:
+def numbers(table: Any) -> np.ndarray:
     """Return a table as numbers, (rows, columns), NaN where cells are none; an array of floats as it is."""
     if layout_of(table) is not None:
         wrapped = nw.from_native(table, eager_only=True, allow_series=True)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,19 @@ def table_blocks(
     *,
     chosen: Callable[[str, list[str] | None, int], list[int]] | None = None,
     rows: int = BLOCK_ROWS,
+    blocks: Iterable[Any] | None = None,
 ) -> Iterator[Table]:
     """Yield the columns of these names block by block, or all in their order if the file has no names of its own.
 
-    ``chosen`` finds the positions of the columns in another way.
+    ``chosen`` finds the positions of the columns in another way. ``blocks`` are what is to be read of a file that has blocks of
+    its own, if that is not all.
     """
     reading, place, seen, kept = reading or Reading(), place_of(path), 0, 0
-    for cells in _cells(path, place, chosen or by_name_or_order(columns), reading, rows):
+    find = chosen or by_name_or_order(columns)
+    read = _cells(path, place, find, reading, rows)
+    if blocks is not None:
+        read = _cells_of(blocks, place, functools.partial(find, place), reading)
+    for cells in read:
         table = checked_rows(place, columns, cells, reading)
         seen, kept = seen + len(cells.columns[0]), kept + len(table.values)
         # A block of text has as many rows as its bytes hold.
@@ -102,7 +108,11 @@ def _blocks_of_file(path: Path, place: str, choose: Callable, reading: Reading, 
         blocks = row_blocks(path, Rows(block=rows))
     except (ValueError, ImportError) as error:
         raise TableError(str(error)) from None
-    for block in blocks or ():
+    yield from _cells_of(blocks or (), place, choose, reading)
+
+
+def _cells_of(blocks: Iterable[Any], place: str, choose: Callable, reading: Reading) -> Iterator[Cells]:
+    for block in blocks:
         if not isinstance(block, np.ndarray):
             names = block.column_names
             yield Cells([parquet_column(place, names[j], block.column(j), reading) for j in choose(names, len(names))])

@@ -18,7 +18,7 @@ from sklearn.base import DensityMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kexpfam import storage
+from kexpfam import processes, storage
 from kexpfam.cache import use_compilation_cache
 from kexpfam.caller import caller_level
 from kexpfam.data.frames import as_table, framed, layout_of
@@ -360,7 +360,9 @@ def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | Non
     """Return a context manager around the listener that ``progress`` asks for."""
     if not isinstance(progress, bool | None) and not callable(progress):
         raise TypeError(f"progress must be True, False or a function of a report; got {shown(progress)}.")
-    return Bar() if progress is True else contextlib.nullcontext(progress or None)
+    if progress is True:
+        return contextlib.nullcontext() if processes.place().rank else Bar()
+    return contextlib.nullcontext(progress or None)
 
 
 def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 import abc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -209,7 +209,7 @@ class KernelModel(TableReader):
         settings, base = selection.settings, selection.base
         part, part_base, proposal = reduced(sample, base, settings.dims, mixture or base)
         space = self._space(part, settings, seed_from(keys[0]), key=keys[1])
-        mean = None if sample.conditional else mean_feature(space, self._samples(scaling, settings.dims, listener) or [part])
+        mean = None if sample.conditional else self._mean_feature(space, part, scaling, settings.dims, listener)
         integration = self.integration or Integration()
         problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
         checkpoint = storage.Checkpoint(self.checkpoint, (problem, solver)) if self.checkpoint is not None else None
@@ -219,9 +219,11 @@ class KernelModel(TableReader):
         self.lengthscale_, self.rkhs_penalty_, self.base_ = settings.lengthscale, settings.rkhs_penalty, base
         return self._density(problem, solution, scaling, Inputs.of(rows.inputs, rows.condition), completion, key=keys[3])
 
-    def _samples(self, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None) -> Iterable[Sample] | None:
-        """Return all rows in model units, block by block, or None if all of them are held."""
-        return None
+    def _mean_feature(
+        self, space: FeatureSpace, part: Sample, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None
+    ) -> np.ndarray:
+        """Return the mean of the features of f over all rows, of which ``part`` are those that are held, in f's coordinates."""
+        return mean_feature(space, part)
 
     def _pose_mixture(self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
         """Return a plain mixture of normals."""

@@ -1,32 +1,30 @@
 """Fits to more rows than are held: one pass draws a sample, and sums over rows take another."""
 
+import copy
 import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, Self
 
 import equinox as eqx
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam import processes
 from kexpfam.caller import caller_level
-from kexpfam.data.blocks import Overview, RowBlocks, Rows, beside, look_over, row_blocks, with_targets
+from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
+from kexpfam.data.overview import Overview, look_over
+from kexpfam.data.passes import Sums, gone_through
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import checked_weights, part_of
 from kexpfam.estimators.base import key_from, listening, shown
 from kexpfam.estimators.kernel_model import KernelModel, checked_bounds
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.progress import Listener, Report
+from kexpfam.model.spaces import FeatureSpace
+from kexpfam.progress import Listener
 
 __all__ = ["Streamed"]
-
-
-class Block(NamedTuple):
-    """Some rows: X, or X and y, and what they count."""
-
-    tables: tuple[Any, ...]
-    weight: np.ndarray | None
 
 
 class Streamed(KernelModel):
@@ -49,6 +47,8 @@ class Streamed(KernelModel):
         A row of weight 2 is a row that was seen twice, one of weight 0 is left out; see ``docs/weights.md``.
         """
         settings = self._settings_of_rows()
+        if processes.place().size > 1 and not isinstance(self.random_state, int | np.integer):
+            raise ValueError(f"several processes need the same number as random_state, got {shown(self.random_state)}.")
         blocks = row_blocks(X, settings)
         if blocks is None:
             super().fit(X, y, sample_weight)  # type: ignore[misc]
@@ -67,7 +67,8 @@ class Streamed(KernelModel):
         blocks = row_blocks(X, self._settings_of_rows())
         if blocks is None:
             return self._scored(X, y)
-        return np.concatenate([self._scored(*block.tables) for block in self._read(self._paired(blocks, y, None))])
+        whole = self._paired(blocks, y, None)
+        return np.concatenate([self._scored(*(block if isinstance(block, tuple) else (block,))) for block in whole])
 
     def score(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> float:
         """Return the mean log density of the rows, by their weights if there are any; of row blocks in constant memory."""
@@ -75,13 +76,24 @@ class Streamed(KernelModel):
         blocks = row_blocks(X, self._settings_of_rows())
         if blocks is None:
             return super().score(X, y, sample_weight)  # type: ignore[misc]
-        total, count = 0.0, 0.0
-        for tables, weight in self._read(self._paired(blocks, y, sample_weight), weighted=sample_weight is not None):
-            found = self._scored(*tables)
-            counts = np.ones(len(found)) if weight is None else weight
-            total += float(np.sum(found[counts > 0.0] * counts[counts > 0.0]))
-            count += float(counts.sum())
-        return total / count
+        sums = Sums(partial(self._detached()._score_sums, weighted=sample_weight is not None), blocks.page)
+        with listening(self.progress) as listener:
+            gone_through(self._paired(blocks, y, sample_weight), sums, stage="scoring", report=listener)
+        count, total = sums.total
+        return float(total / count)
+
+    def _score_sums(self, parts: tuple[Any, ...], *, weighted: bool) -> np.ndarray:
+        """Return what the rows count, and the sum of their log densities."""
+        *tables, weight = parts if weighted else (*parts, None)
+        found = self._scored(*tables)
+        counts = np.ones(len(found)) if weight is None else np.asarray(weight)
+        return np.array([counts.sum(), np.sum(found[counts > 0.0] * counts[counts > 0.0])])
+
+    def _detached(self) -> Self:
+        """Return the estimator without what stays in this process when a worker is to have it."""
+        alone = copy.copy(self)
+        alone._blocks, alone.progress, alone.checkpoint = None, False, None
+        return alone
 
     @property
     def _effective_rows(self) -> float:
@@ -100,22 +112,11 @@ class Streamed(KernelModel):
     def _paired(self, blocks: RowBlocks, y: Any, sample_weight: ArrayLike | None) -> RowBlocks:
         """Return blocks of X, of y if that has a part, and of weights if there are any."""
         if self.conditional:
-            whole = blocks
-            blocks = RowBlocks(lambda: map(self._pair, whole), whole.rows) if y is None else with_targets(whole, y)
+            blocks = blocks.then(partial(_pair, name=type(self).__name__)) if y is None else with_targets(blocks, y)
         if sample_weight is None:
             return blocks
         weight = checked_weights(sample_weight, len(np.atleast_1d(np.asarray(sample_weight))))
-        return RowBlocks(lambda: beside(blocks, weight, "sample_weight"), blocks.rows)
-
-    def _pair(self, block: Any) -> Any:
-        if not isinstance(block, tuple) or len(block) != 2:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        return block
-
-    def _read(self, blocks: RowBlocks, *, weighted: bool = False) -> Iterator[Block]:
-        for block in blocks:
-            parts = block if isinstance(block, tuple) else (block,)
-            yield Block(parts[:-1], np.asarray(parts[-1])) if weighted else Block(parts, None)
+        return beside(blocks, weight, "sample_weight")
 
     def _fit_to(self, blocks: RowBlocks, settings: Rows, *, weighted: bool) -> None:
         """Fit to a sample of the rows, with all of them at hand for what is a sum over rows."""
@@ -144,25 +145,31 @@ class Streamed(KernelModel):
         if self.bounds is not None and not np.any(np.isnan(ends)):
             checked_bounds(self.bounds, ends)
 
-    def _samples(self, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None) -> Iterator[Sample] | None:
-        return None if self._blocks is None else self._in_model_units(self._blocks, scaling, dims, listener)
-
-    def _in_model_units(
-        self, blocks: RowBlocks, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None
-    ) -> Iterator[Sample]:
-        seen, left_out = 0, 0
-        for (X,), weight in self._read(blocks, weighted=self._weighted):
-            values = self._validated(X, reset=False)
-            # Gaps so rare that the sample has none; a density of tables with gaps is learned, and has no such sum.
-            whole = ~np.any(np.isnan(values), axis=1)
-            points = scaling.to_model(values[whole])[:, list(dims)]
-            yield Sample.unconditional(points, part_of(weight, whole))
-            seen, left_out = seen + len(values), left_out + int(np.sum(~whole))
-            if listener is not None:
-                listener(Report("summing", seen, blocks.rows or 0, {}))
+    def _mean_feature(
+        self, space: FeatureSpace, part: Sample, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None
+    ) -> np.ndarray:
+        if self._blocks is None:
+            return super()._mean_feature(space, part, scaling, dims, listener)
+        work = partial(self._detached()._feature_sums, space, scaling, dims, weighted=self._weighted)
+        sums = gone_through(self._blocks, Sums(work, self._blocks.page), stage="summing", report=listener)
+        count, left_out, *totals = sums.total
         if left_out:
-            message = f"{left_out} of {seen} rows have missing cells, too few for a sample to show any: they are left out."
+            some = f"{left_out:.0f} of {sums.rows} rows have missing cells"
+            message = f"{some}, too few for a sample to show any: they are left out."
             warnings.warn(message, UserWarning, stacklevel=caller_level())
+        return np.array(totals) / count
+
+    def _feature_sums(
+        self, space: FeatureSpace, scaling: Scaling, dims: tuple[int, ...], parts: tuple[Any, ...], *, weighted: bool
+    ) -> np.ndarray:
+        """Return what the rows count, how many of them are left out, and the sum of the features of f over the others."""
+        X, weight = parts if weighted else (*parts, None)
+        values = self._validated(X, reset=False)
+        # Gaps so rare that the sample has none; a density of tables with gaps is learned, and has no such sum.
+        whole = ~np.any(np.isnan(values), axis=1)
+        points, weight = scaling.to_model(values[whole])[:, list(dims)], part_of(weight, whole)
+        count = len(points) if weight is None else float(np.sum(weight))
+        return np.array([count, np.sum(~whole), *space.target.total(points, weight)])
 
     def _keep_some(self, most: int) -> None:
         """Leave ``most`` rows in the model, for pictures and diagnosis.
@@ -184,3 +191,9 @@ class Streamed(KernelModel):
             self._problem = problem.trimmed(kept)
         if self.selection_ is not None and self.selection_.held_out is not None:
             self.selection_ = eqx.tree_at(lambda found: found.held_out, self.selection_, None)
+
+
+def _pair(block: Any, start: int, *, name: str) -> Any:
+    if not isinstance(block, tuple) or len(block) != 2:
+        raise ValueError(f"{name} requires y to be passed, but the target y is None.")
+    return block

@@ -14,11 +14,13 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from kexpfam import processes
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.folds import elsewhere
-from kexpfam.fit.loop import averaged, optimiser, run, scan, stepped
+from kexpfam.fit.loop import averaged, each, optimiser, run, scan, stepped
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status, check_at_least
+from kexpfam.fit.team import own_members, shared_epochs
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import AbstractChain, Chain, keep_all
 from kexpfam.model.mixed import MixedChain, Wiring
@@ -165,12 +167,17 @@ class Ensemble(NamedTuple):
 
 
 class Task(eqx.Module):
-    """The rows, and which of them each member trains on and is stopped by."""
+    """The rows, which of them each member trains on and is stopped by, and which members are this process's own.
+
+    These are the first ``owned`` of ``own``.
+    """
 
     target: Float[AnyArray, "n d"]
     condition: Float[AnyArray, "n p"]
     kept: Int[AnyArray, "m k"]
     held: Int[AnyArray, "m h"]
+    own: Int[AnyArray, " m"]
+    owned: Int[AnyArray, ""]
     support: Float[AnyArray, "m 2 d"] | None
     weight: Float[AnyArray, " n"] | None = None
 
@@ -224,11 +231,20 @@ class Trainer(eqx.Module):
 
     def step(self, task: Task, state: State, *, key: Key[Array, ""]) -> tuple[State, Progress]:
         """Train every member for an epoch and keep the weights that held-out rows prefer."""
-        rate = self.rate(state.step)
-        keys = jr.split(key, len(task.kept))
-        players = eqx.filter_vmap(lambda *own: self.epoch(task, rate, *own))(state.players, task.kept, task.support, keys)
-        judge = lambda chain, rows, support: bounded_mean(self.scores(task, chain.within(support), rows), task.counts(rows))
-        own = eqx.filter_vmap(judge)(players.average, task.held, task.support)
+        return self.judged(state, *self.trained(task, state, key))
+
+    def trained(self, task: Task, state: State, key: Key[Array, ""]) -> tuple[Player, Float[Array, " m"]]:
+        """Return the task's own members after an epoch, and the score of the rows that each holds out; 0 for the others."""
+        rate, keys = self.rate(state.step), jr.split(key, len(task.own))
+
+        def one(player: Player, kept: Array, held: Array, support: Array | None, key: Array) -> tuple[Player, Array]:
+            new = self.epoch(task, rate, player, kept, support, key)
+            return new, bounded_mean(self.scores(task, new.average.within(support), held), task.counts(held))
+
+        return each(one, task.own, task.owned, state.players, task.kept, task.held, task.support, keys)
+
+    def judged(self, state: State, players: Player, own: Float[Array, " m"]) -> tuple[State, Progress]:
+        """Return the state after an epoch that gave these players and held-out scores."""
         score = elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
         keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -328,9 +344,12 @@ def learn(
     cells = settings.cells if wiring is not None else max(settings.cells, CELLS_PER_BUMP * bumps)
     trainer = Trainer(settings, parts, batch, epochs, cells, settings.rate * min(1.0, 2.0 * settings.width / width))
     counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
-    task = Task(np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32), kept, held, bounds, counts)
+    target, condition = np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32)
+    task = Task(target, condition, kept, held, *own_members(len(orders)), bounds, counts)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
     options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
+    if processes.place().size > 1:
+        options["compute"] = shared_epochs
     result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     polish = None

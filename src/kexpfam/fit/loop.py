@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key, ScalarLike
+from jaxtyping import Array, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.fit.problem import Checkpoint, Status
@@ -18,7 +18,7 @@ from kexpfam.progress import Listener, Report
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["Run", "averaged", "optimiser", "run", "scan", "stepped"]
+__all__ = ["Run", "averaged", "each", "optimiser", "run", "scan", "stepped"]
 
 # A gap between sampler and density beyond this (in nats) is no longer an error to be worked off but a run-away.
 DIVERGED_GAP = 50.0
@@ -45,6 +45,21 @@ def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any)
     return eqx.combine(arrays, rest), infos
 
 
+def each(function: Callable[..., Any], places: Int[AnyArray, " k"], count: Int[AnyArray, ""], *members: Any) -> Any:
+    """Return ``function`` of the members at the first ``count`` places, stacked as all of them are, and 0 for the others.
+
+    They are done one after the other: under ``vmap`` the last bits of a member depend on how many others there are, and
+    training makes them grow. Which members are done is no constant of the program, so that it is the same one for some and for
+    all: a member comes out the same to the last bit whoever does it beside which others.
+    """
+    arrays, rest = eqx.partition(members, eqx.is_array)
+    one = lambda place: function(*eqx.combine(jax.tree.map(lambda leaf: leaf[place], arrays), rest))
+    shapes = jax.eval_shape(lambda: one(0))
+    none = jax.tree.map(lambda leaf: jnp.zeros((len(places), *leaf.shape), leaf.dtype), shapes)
+    put = lambda place, found: jax.tree.map(lambda stack, new: stack.at[place].set(new), found, one(place))
+    return jax.lax.fori_loop(0, count, lambda i, found: put(places[i], found), none)
+
+
 @eqx.filter_jit
 def _chunk(problem: Any, solver: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(state.step + jnp.arange(length))
@@ -64,11 +79,13 @@ def run(
     checkpoint: Checkpoint | None = None,
     watch: Callable[[Any], AnyArray] | None = None,
     stop: Callable[[Any], bool] | None = None,
+    compute: Callable[..., tuple[Any, Any]] = _chunk,
 ) -> Run:
     """Run the solver from ``state`` up to ``steps`` steps in all; the only loop over steps in the library.
 
     The key of step i is ``fold_in(key, i)``, so a run that resumes from a checkpoint repeats the uninterrupted one.
-    ``stage`` is what the progress bar calls it; ``watch(state)`` is kept at the start and after every chunk.
+    ``stage`` is what the progress bar calls it; ``watch(state)`` is kept at the start and after every chunk. ``compute`` is how
+    a chunk of steps is done, if not in this process alone.
     """
     traces, status = [], Status.RAN_ALL_STEPS
     if checkpoint is not None:
@@ -80,7 +97,7 @@ def run(
         while int(state.step) < steps:
             # Unpartitionable numbers are half the work, and no one shards these draws.
             with double_precision(), jax.threefry_partitionable(False):
-                candidate, health = _chunk(problem, solver, state, key, min(chunk, steps - int(state.step)))
+                candidate, health = compute(problem, solver, state, key, min(chunk, steps - int(state.step)))
             row = _flatten(health)
             if not _is_healthy(row):
                 status = Status.DIVERGED

@@ -4,7 +4,6 @@ import abc
 import enum
 import importlib
 import inspect
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -179,13 +178,10 @@ def solver_from(given: Any, *, conditional: bool) -> Solver:
     return given
 
 
-def mean_feature(space: FeatureSpace, samples: Iterable[Sample]) -> np.ndarray:
-    """Return the mean of the features of the target over all rows of some samples, which are gone through one by one."""
-    total, count = np.zeros(space.target.size), 0.0
-    for sample in samples:
-        total = total + space.target.total(sample.target, sample.weight)
-        count += len(sample) if sample.weight is None else float(np.sum(sample.weight))
-    return total / count
+def mean_feature(space: FeatureSpace, sample: Sample) -> np.ndarray:
+    """Return the mean of the features of the target over the rows of a sample."""
+    count = len(sample) if sample.weight is None else float(np.sum(sample.weight))
+    return space.target.total(sample.target, sample.weight) / count
 
 
 def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
