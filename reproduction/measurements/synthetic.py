@@ -57,6 +57,7 @@ def _measured(model: Any, cell: Cell) -> Values:
         "mmd": distance.value,
         "mmd_error": distance.standard_error,
         "seconds": cost.seconds,
+        "processor_seconds": cost.processor_seconds,
         "megabytes": cost.megabytes,
         "sampling_seconds": timed(lambda: model.sample(DRAWS, random_state=0), repeats=3),
     }
