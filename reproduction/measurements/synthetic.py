@@ -13,11 +13,11 @@ from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model.density import Density
 from kexpfam.model.kernels import median_distance
 from reproduction.cost import Cost, timed
-from reproduction.methods import DENSITIES, DUALS, solver_named, with_solver
+from reproduction.methods import DENSITIES, DUALS, SPACES, solver_named, with_solver
 from reproduction.records import Values
 from reproduction.specs import Cell
 
-__all__ = ["algorithm", "density", "dual", "ring_shares", "synthetic"]
+__all__ = ["algorithm", "density", "dual", "ring_shares", "space", "synthetic"]
 
 TEST_ROWS = {"two-moons": 5000, "rings": 5000, "grid": 1500}
 DRAWS, JUDGED_DRAWS, REFINING_STEPS = 5000, 4000, 10
@@ -38,6 +38,11 @@ def algorithm(cell: Cell) -> Values:
 def dual(cell: Cell) -> Values:
     """Return the same for one family of dual distributions, f as the saddle point leaves it."""
     return _measured(with_solver(DUALS[cell["method"]](), cell["seed"]), cell)
+
+
+def space(cell: Cell) -> Values:
+    """Return the same for one solver with f in another space than the default's."""
+    return _measured(KernelExpFamily(**SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]), cell)
 
 
 def _measured(model: Any, cell: Cell) -> Values:
