@@ -22,6 +22,8 @@ HEADLINES = {
     "stationarity": saddle_tables.stationarity,
     "reach": saddle_tables.reach,
 }
+# Tables that are made of several experiments.
+OF_ALL = {"standing": saddle_tables.standing}
 # What the page of the reproduction shows of the experiments that are not the paper's; of the others, the table of their name.
 FULL_TABLES = {
     "uci": real_tables.details,
@@ -151,11 +153,12 @@ def provenance(records: dict[str, list[Record]]) -> str:
 
 def with_headlines(page: str, records: dict[str, list[Record]]) -> str:
     """Return a page with its tables made anew, between their marks."""
-    for name, table in HEADLINES.items():
+    for name in (*HEADLINES, *OF_ALL):
         begin, end = BEGIN.format(name), END.format(name)
         if begin in page:
+            table = OF_ALL[name](records) if name in OF_ALL else HEADLINES[name](records[name])
             before, rest = page.split(begin)
-            page = f"{before}{begin}\n{table(records[name])}\n{end}{rest.split(end)[1]}"
+            page = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
     return page
 
 

@@ -37,13 +37,13 @@ __all__ = ["SCHEMES", "dual_objective", "squared_gradient", "stationarity"]
 
 LENGTHSCALE, PENALTY, CENTRES = 1.0, 0.05, 100
 # Independent batches of draws that the gradient is measured on, and iterates of a run that it is measured at.
-BATCHES, DRAWS, LOOKS = 8, 2048, 20
+BATCHES, DRAWS, LOOKS = 4, 1024, 20
 
 
 def printed(steps: int) -> FunctionalAscent:
     """Return Algorithm 1 with a step size of the transport that is constant and falls like one over the root of the steps."""
     settings: dict[str, Any] = {"rate": 0.5, "nu_speed": 1.0, "horizon": np.inf, "ascents": 10, "batch_size": 128}
-    return FunctionalAscent(transport_rate=0.3 / np.sqrt(steps), **settings)
+    return FunctionalAscent(transport_rate=3.0 / np.sqrt(steps), **settings)
 
 
 def plain(steps: int) -> DoublyDual:
