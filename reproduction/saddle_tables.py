@@ -137,14 +137,15 @@ def reach(records: list[Record]) -> str:
                     _excess(mine),
                     mean(mine, "fisher_divergence", 1),
                     mean(mine, "effective_draws", 0),
+                    mean(mine, "kl_dual", 2),
                     mean(mine, "mmd", 2, factor=1e3),
                     mean(mine, "c2st", 2),
                     mean(mine, "processor_seconds", 0),
                     ", ".join(dict.fromkeys(record["values"]["status"] for record in mine)) or NOTHING,
                 ]
             )
-    names = ("base", "road", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws", "MMD² ×10³", "C2ST")
-    return markdown((*names, "processor s", "status"), rows)
+    names = ("base", "road", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
+    return markdown((*names, "KL(q ‖ p0) by ν", "MMD² ×10³", "C2ST", "processor s", "status"), rows)
 
 
 def _excess(records: list[Record]) -> str:

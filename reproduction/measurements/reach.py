@@ -19,10 +19,11 @@ from kexpfam.fit.bases import fit_base
 from kexpfam.fit.convex import Convex
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Problem, Solver
+from kexpfam.fit.saddle import DoublyDual
 from kexpfam.integrate.nodes import Integration, effective_share, importance_nodes
 from kexpfam.integrate.partition import by_smc
 from kexpfam.judge.metrics import mmd_squared
-from kexpfam.model.density import Tilt
+from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.kernels import median_distance
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.precision import double_precision
@@ -39,6 +40,8 @@ LENGTHSCALE, PENALTY, FREQUENCIES, APART = 0.6, 1e-5, 400, 2
 TEST_ROWS, DRAWS, IMPORTANCE_DRAWS = 4000, 4000, 32768
 # Importance draws of a fit: as many as take the time of the others.
 FITTING_DRAWS = 49152
+# Steps at the end of a run over which its estimates are averaged.
+LAST = 50
 # Rows whose derivatives of all features are there at a time.
 ROWS_PER_CHUNK = 250
 SMC = Integration(smc_particles=1024, smc_stages=80, smc_repeats=4)
@@ -59,7 +62,7 @@ def reach(cell: Cell) -> Values:
     solve_key, smc_key, draw_key, node_key = jr.split(jr.key(cell["seed"]), 4)
     jax.clear_caches()
     with double_precision(), Cost() as cost:
-        tilt, sampler, status = ROADS[cell["method"]](problem, solve_key)
+        tilt, sampler, status, kl_dual = ROADS[cell["method"]](problem, solve_key)
     values: Values = {
         "fisher_divergence": _fisher_divergence(law, tilt),
         "status": status,
@@ -70,6 +73,8 @@ def reach(cell: Cell) -> Values:
     nodes = importance_nodes(problem.base, problem.proposal, IMPORTANCE_DRAWS, key=node_key)
     values["effective_draws"] = float(effective_share(nodes.log_weights + tilt.values(nodes.points)) * IMPORTANCE_DRAWS)
     values |= _likelihood(law, tilt, smc_key)
+    if kl_dual is not None:
+        values["kl_dual"] = kl_dual
     if sampler is not None:
         draws = np.asarray(sampler.draws(DRAWS, key=draw_key))
         values["mmd"] = mmd_squared(draws, law.test, lengthscale=median_distance(law.test)).value
@@ -108,18 +113,28 @@ def near_pairs(dim: int, *, seed: int) -> Float[np.ndarray, "r d"]:
     return frequencies
 
 
-Road = Callable[[Problem, Any], tuple[Tilt, Any, str]]
+class Arrival(NamedTuple):
+    """Where a road leads: f, a sampler if there is one, why it ended, and of a saddle point the KL(q || p0) that nu sees."""
+
+    tilt: Tilt
+    sampler: Sampler | None
+    status: str
+    kl_dual: float | None = None
+
+
+Road = Callable[[Problem, Any], Arrival]
 
 
 def _by(solver: Solver) -> Road:
-    def road(problem: Problem, key: Any) -> tuple[Tilt, Any, str]:
+    def road(problem: Problem, key: Any) -> Arrival:
         solution = solver.solve(problem, key=key)
-        return solution.tilt, solution.sampler, solution.status.name
+        kl = solution.trace.get("kl_dual")
+        return Arrival(solution.tilt, solution.sampler, solution.status.name, None if kl is None else float(kl[-LAST:].mean()))
 
     return road
 
 
-def score_matched(problem: Problem, key: Any) -> tuple[Tilt, Any, str]:
+def score_matched(problem: Problem, key: Any) -> Arrival:
     r"""Return the minimiser of :math:`E[\frac12 |\nabla f|^2 + \Delta f + \nabla f \cdot \nabla \log p_0] + \frac\eta2 |f|^2`.
 
     In the same space, with the same penalty; there is no sampler.
@@ -139,12 +154,13 @@ def score_matched(problem: Problem, key: Any) -> tuple[Tilt, Any, str]:
         linear += gradients.T @ score.ravel() - np.concatenate([cosine * squares, sine * squares], axis=1).sum(0)
         hessian += gradients.T @ gradients
     weights = -np.linalg.solve(hessian / len(rows) + problem.rkhs_penalty * np.eye(span.size), linear / len(rows))
-    return problem.tilt(weights), None, "CONVERGED"
+    return Arrival(problem.tilt(weights), None, "CONVERGED")
 
 
 # Steps are as many as take about the same processor time.
 ROADS: dict[str, Road] = {
     "saddle point": _by(DDE(steps=650)),
+    "saddle point, larger batches": _by(DDE(steps=250, saddle=DoublyDual(batch_size=1536, horizon=250.0))),
     "contrastive divergence": _by(ContrastiveDivergence(steps=256)),
     "annealed likelihood": _by(AnnealedLikelihood(steps=16)),
     "importance draws": _by(Convex()),

@@ -73,7 +73,7 @@ def test_score_matching_minimises_its_loss():
     base, space = Gaussian.fitted(rows, width=1.5), FeatureSpace(Constant(), RandomFeatures(near_pairs(4, seed=0)[:20]))
     problem = Problem(Sample.unconditional(rows), base, space, 1e-2, base)
     with jax.enable_x64(True):
-        tilt, sampler, _ = score_matched(problem, jr.key(0))
+        tilt, sampler, *_ = score_matched(problem, jr.key(0))
 
         def loss(weights):
             f = lambda x: space.target.evaluate(weights, x[None])[0]
