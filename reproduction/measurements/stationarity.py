@@ -37,7 +37,7 @@ __all__ = ["SCHEMES", "dual_objective", "squared_gradient", "stationarity"]
 
 LENGTHSCALE, PENALTY, CENTRES = 1.0, 0.05, 100
 # Independent batches of draws that the gradient is measured on, and iterates of a run that it is measured at.
-BATCHES, DRAWS, LOOKS = 4, 1024, 20
+BATCHES, DRAWS, LOOKS = 8, 1024, 20
 
 
 def printed(steps: int) -> FunctionalAscent:
@@ -67,7 +67,9 @@ def stationarity(cell: Cell) -> Values:
         solver, zeros = scheme(steps), jnp.zeros(problem.space.size)
         nu = (Member(problem.space, zeros),) if isinstance(solver, FunctionalAscent) else ()
         state = solver.init(problem, zeros, *nu, key=init_key)
-        look = lambda state: np.asarray(squared_gradient(problem, state.point.transport, key=look_key))
+        # Fresh draws at every look: the error of their mean falls with their number.
+        key = lambda state: jr.fold_in(look_key, int(state.step))
+        look = lambda state: np.asarray(squared_gradient(problem, state.point.transport, key=key(state)))
         options: dict[str, Any] = {"stage": "stationarity", "chunk": max(1, steps // LOOKS), "watch": look}
         outcome = run(problem, solver, state, steps=steps, key=run_key, **options)
         folds = float(_folding(problem, outcome.state.point.transport, look_key))
