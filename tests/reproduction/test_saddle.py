@@ -134,3 +134,32 @@ def test_the_tables_of_the_saddle_point_show_the_worst_gap_and_the_slope():
     ]
     table = saddle_tables.stationarity(records)
     assert "-1.00 ± 0.00" in table and "-2.00 ± 0.00" in table
+
+
+def test_where_the_saddle_point_stands_is_its_worst_draw():
+    fine = {"truth_nll": 1.0, "mmd": 1e-3, "status": "CONVERGED", "processor_seconds": 40.0}
+    cell = {"dataset": "rings", "dim": 2}
+    draws = [("exact", 0, 2.0, 1e-3, None), ("exact", 1, 2.0, 1e-3, None)]
+    draws += [("dde", 0, 2.01, 1.2e-3, [1 / 9, 3 / 9, 5 / 9]), ("dde", 1, 2.03, 1.5e-3, [0.8 / 9, 3.2 / 9, 5 / 9])]
+    samples = [
+        {
+            "cell": cell | {"method": method, "seed": seed},
+            "status": "ok",
+            "values": fine | {"nll": nll, "mmd": mmd} | ({"shares": shares} if shares else {}),
+        }
+        for method, seed, nll, mmd, shares in draws
+    ]
+    halves = [
+        {
+            "cell": {"dataset": name, "method": method, "seed": 0},
+            "status": "ok",
+            "values": {"nll": nll, "sampler_ks_p_value": p, "processor_seconds": 60.0},
+        }
+        for name, method, nll, p in (
+            *(("near", "exact", 1.0, 0.5), ("near", "dde", 1.01, 0.5)),
+            *(("far", "exact", 1.0, 0.5), ("far", "dde", 1.2, 0.001)),
+        )
+    ]
+    table = saddle_tables.standing({"table1": samples, "table2": halves})
+    assert "| rings, 2-D | 2 | +0.030 | +0.50 | 20% | 2 of 2 | 40 |" in table
+    assert "| 2 | 1 | far +0.20 | 1 | far (0.001) | 60 |" in table
