@@ -104,24 +104,16 @@ def spaces(records: list[Record]) -> str:
 
 
 def stationarity(records: list[Record]) -> str:
-    """Return the mean squared gradient for each number of steps, and its slope in logarithms beside the last iterate's."""
+    """Return the mean squared gradient for each number of steps, and its slope in logarithms."""
     sizes = sorted({record["cell"]["steps"] for record in records})
     rows = []
     for method in dict.fromkeys(record["cell"]["method"] for record in records):
         mine = good(records, method=method)
         means = [mean_and_error(good(mine, steps=size), "squared_gradient", 4) for size in sizes]
-        slopes = [slope_text(power_law(mine, "steps", name)) for name in ("squared_gradient", "end")]
         folding = max((record["values"]["folding_share"] for record in mine), default=None)
-        rows.append([label(method), mean(mine, "start", 4), *means, *slopes, number(folding, 3)])
-    names = (
-        "scheme",
-        "at the start",
-        *(f"L = {size}" for size in sizes),
-        "slope (95 %)",
-        "slope, last iterate",
-        "folded, at most",
-    )
-    return markdown(names, rows)
+        found = slope_text(power_law(mine, "steps", "squared_gradient"))
+        rows.append([label(method), *means, found, number(folding, 3)])
+    return markdown(("scheme", *(f"L = {size}" for size in sizes), "slope (95 %)", "folded, at most"), rows)
 
 
 def reach(records: list[Record]) -> str:

@@ -128,12 +128,11 @@ def test_the_tables_of_the_saddle_point_show_the_worst_gap_and_the_slope():
         {
             "cell": {"method": "dde", "steps": steps},
             "status": "ok",
-            "values": {"squared_gradient": 1.0 / steps, "end": steps**-2.0, "start": 1.0, "folding_share": 0.0},
+            "values": {"squared_gradient": 1.0 / steps, "folding_share": 0.0},
         }
         for steps in (10, 100, 1000)
     ]
-    table = saddle_tables.stationarity(records)
-    assert "-1.00 ± 0.00" in table and "-2.00 ± 0.00" in table
+    assert "-1.00 ± 0.00" in saddle_tables.stationarity(records)
 
 
 def test_where_the_saddle_point_stands_is_its_worst_draw():
