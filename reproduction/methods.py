@@ -17,6 +17,7 @@ __all__ = [
     "DUALS",
     "LABELS",
     "OPTIONS",
+    "SPACES",
     "Method",
     "options_of",
     "parted",
@@ -77,6 +78,11 @@ COSTED: dict[str, Method] = {
     "dde": Method("KernelExpFamily", GIVEN | {"solver": "dde"}),
     "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
+}
+# Spaces of f besides the Gaussian kernel's at spread-out centres, by what the estimator is told.
+SPACES: dict[str, dict[str, str]] = {
+    "matern52": {"kernel": "matern52"},
+    "random features": {"space": "random_features"},
 }
 # What readers of a table see. A method that is not here is called there what it is called in the specs.
 LABELS = {

@@ -30,6 +30,9 @@ EXPERIMENTS = (
     "joint",
     "posteriors",
     "mixed",
+    "spaces",
+    "stationarity",
+    "reach",
 )
 
 Cell = dict[str, Any]

@@ -33,6 +33,7 @@ __all__ = [
     "mean_and_error",
     "most",
     "number",
+    "power_law",
     "rate",
     "slope",
     "slope_text",
@@ -325,12 +326,17 @@ def rate(records: list[Record]) -> str:
 
 
 def slope(records: list[Record]) -> tuple[float, float] | None:
-    """Return the slope of log divergence against log rows and the half width of its 95 % interval; None for one size."""
-    rows = np.log([record["cell"]["rows"] for record in records])
-    if len(set(rows)) < 2 or len(rows) < 3:
+    """Return the exponent of the rows with which the divergence falls."""
+    return power_law(records, "rows", "kl")
+
+
+def power_law(records: list[Record], size: str, value: str) -> tuple[float, float] | None:
+    """Return the exponent of a size with which a value grows, and the half width of its 95 % interval; None for one size."""
+    sizes = np.log([record["cell"][size] for record in records])
+    if len(set(sizes)) < 2 or len(sizes) < 3:
         return None
-    fit = scipy.stats.linregress(rows, np.log([max(record["values"]["kl"], 1e-12) for record in records]))
-    return float(fit.slope), float(scipy.stats.t.ppf(0.975, len(rows) - 2) * fit.stderr)
+    fit = scipy.stats.linregress(sizes, np.log([max(record["values"][value], 1e-12) for record in records]))
+    return float(fit.slope), float(scipy.stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
 
 
 def slope_text(found: tuple[float, float] | None) -> str:

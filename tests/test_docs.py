@@ -110,7 +110,8 @@ def test_every_registered_name_is_documented():
 def test_the_pages_are_the_rendering_of_the_records():
     records = pages.load_all(REPRODUCTION)
     assert (REPRODUCTION / "README.md").read_text() == pages.rendered(records)
-    names = ("README.md", "docs/how-to-choose.md", "docs/real-tables.md", "docs/mixed-tables.md")
+    names = ("README.md", "docs/how-to-choose.md", "docs/real-tables.md", "docs/mixed-tables.md", "docs/algorithms.md")
+    names += ("docs/where-the-saddle-point-stands.md", "docs/decisions/0012-saddle-point.md")
     for page in (ROOT / name for name in names):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
 

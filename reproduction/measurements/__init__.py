@@ -9,8 +9,10 @@ from reproduction.measurements.neighbours import bare_neighbours
 from reproduction.measurements.portraits import convergence, portrait
 from reproduction.measurements.posteriors import posterior
 from reproduction.measurements.protocol import released_protocol
+from reproduction.measurements.reach import reach
 from reproduction.measurements.real import joint, regression
-from reproduction.measurements.synthetic import algorithm, density, dual
+from reproduction.measurements.stationarity import stationarity
+from reproduction.measurements.synthetic import algorithm, density, dual, space
 from reproduction.records import Values
 from reproduction.specs import Cell
 
@@ -31,4 +33,7 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "joint": joint,
     "posterior": posterior,
     "mixed": mixed,
+    "space": space,
+    "stationarity": stationarity,
+    "reach": reach,
 }

@@ -28,6 +28,7 @@ def conditional(cell: Cell) -> Values:
         "nll": float(-scores.mean()),
         "nll_error": float(scores.std() / np.sqrt(len(scores))),
         "seconds": cost.seconds,
+        "processor_seconds": cost.processor_seconds,
         "megabytes": cost.megabytes,
         "rows": len(train),
     }

@@ -47,6 +47,7 @@ def convergence(cell: Cell) -> Values:
         "data": _rounded(train),
         "draws": {step: _rounded(scaling.to_data(np.asarray(kept[step]))) for step in wanted},
         "seconds": cost.seconds,
+        "processor_seconds": cost.processor_seconds,
         "status": solution.status.name,
     }
 

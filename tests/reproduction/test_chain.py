@@ -254,6 +254,9 @@ def test_every_page_copes_with_no_records_at_all(tmp_path):
     for name, table in pages.HEADLINES.items():
         begin, end = pages.BEGIN.format(name), pages.END.format(name)
         assert pages.with_headlines(f"{begin}\n{end}", nothing) == f"{begin}\n{table([])}\n{end}"
+    for name, table in pages.OF_ALL.items():
+        begin, end = pages.BEGIN.format(name), pages.END.format(name)
+        assert pages.with_headlines(f"{begin}\n{end}", nothing) == f"{begin}\n{table(nothing)}\n{end}"
 
 
 def test_headlines_replace_what_is_between_their_marks_and_nothing_else():

@@ -105,10 +105,19 @@ def duals(fine):
     return [record(values={"sampler_kl": value}, measure="dual", method=name, seed=0) for name, value in kl.items()]
 
 
+def stationarity(fine):
+    methods, sizes = ("Algorithm 1", "plain players", "dde"), (50, 100, 200, 400)
+    exponent = -0.6 if fine else -0.2
+    return [
+        record(values={"squared_gradient": size**exponent}, measure="stationarity", method=method, steps=size, seed=0)
+        for method, size in itertools.product(methods, sizes)
+    ]
+
+
 def world(*, fine):
     """Return records of every experiment that bear out every claim that is measured, or none of them."""
     makers = {"table1": table1, "table2": table2, "figures": figures, "algorithms": algorithms}
-    makers |= {"rate": growing, "cost": costs, "duals": duals}
+    makers |= {"rate": growing, "cost": costs, "duals": duals, "stationarity": stationarity}
     return {name: makers[name](fine) if name in makers else [] for name in EXPERIMENTS}
 
 
