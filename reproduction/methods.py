@@ -80,7 +80,7 @@ COSTED: dict[str, Method] = {
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
 }
 # Spaces of f besides the Gaussian kernel's at spread-out centres, by what the estimator is told.
-SPACES: dict[str, dict[str, str]] = {
+SPACES: dict[str, dict[str, Any]] = {
     "matern52": {"kernel": "matern52"},
     "random features": {"space": "random_features"},
 }

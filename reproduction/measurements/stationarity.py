@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import Sample
@@ -64,7 +65,7 @@ def stationarity(cell: Cell) -> Values:
     scheme, steps, (init_key, run_key, look_key) = SCHEMES[cell["method"]], cell["steps"], jr.split(jr.key(cell["seed"]), 3)
     with double_precision(), Cost() as cost:
         problem = _problem(cell)
-        solver, zeros = scheme(steps), jnp.zeros(problem.space.size)
+        solver, zeros = scheme(steps), jnp.zeros(_space(problem).size)
         nu = (Member(problem.space, zeros),) if isinstance(solver, FunctionalAscent) else ()
         state = solver.init(problem, zeros, *nu, key=init_key)
         # Fresh draws at every look: the error of their mean falls with their number.
@@ -95,10 +96,16 @@ def _problem(cell: Cell) -> SaddleProblem:
     return SaddleProblem(Sample.unconditional(rows), base, space, base, jnp.asarray(PENALTY), one, anchored=True)
 
 
+def _space(problem: SaddleProblem) -> FeatureSpace:
+    """Return the space of f, which is one of features here."""
+    assert isinstance(problem.space, FeatureSpace)
+    return problem.space
+
+
 def dual_objective(problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]) -> Float[Array, ""]:
     """Return an unbiased estimate of the dual objective: f and nu at their best, for a transport that does not fold space."""
     noise = problem.reference.sample(DRAWS, key=key)
-    features = problem.space.target.features
+    features = _space(problem).target.features
     moved, log_volume = _with_log_volume(transport, noise)
     # Two halves of the draws: the square of one mean would hold its noise too.
     residuals = [jnp.mean(features(problem.sample.target), 0) - jnp.mean(features(half), 0) for half in jnp.split(moved, 2)]
@@ -110,7 +117,7 @@ def dual_objective(problem: SaddleProblem, transport: AbstractTransport, *, key:
 def squared_gradient(problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]) -> Float[Array, ""]:
     """Return the squared norm of the dual objective's gradient, by products of different batches: its noise is not in it."""
     gradient = eqx.filter_grad(lambda transport, key: dual_objective(problem, transport, key=key))
-    flat = lambda key: jax.flatten_util.ravel_pytree(gradient(transport, key))[0]
+    flat = lambda key: ravel_pytree(gradient(transport, key))[0]
     rows = jax.lax.map(flat, jr.split(key, BATCHES))
     total = jnp.sum(rows, 0)
     return (total @ total - jnp.sum(rows**2)) / (BATCHES * (BATCHES - 1))
