@@ -2,9 +2,11 @@
 
     python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest difference
     python benchmarks/processes.py killed 20          # one of two killed at a random moment, and the command given again
+    python benchmarks/processes.py costs              # microseconds per row of each stage, one process and one thread
 
 "shared" fits rings with given settings, in one process with all threads that there are and in two with one thread each. The
-stages are timed where they are asked for, with all that processes tell each other.
+stages are timed where they are asked for, with all that processes tell each other. "costs" are those of rings, 2 columns under
+400 centres, and of two learned members of 10 columns.
 """
 
 import json
@@ -19,18 +21,19 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["killed", "main", "shared"]
+__all__ = ["costs", "killed", "main", "shared"]
 
 ROWS = 2_000_000
 STAGES = ("reading", "summing", "scoring")
 COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 
 
-def timed_fit(path: Path, rank: int, processes: int) -> dict[str, float]:
+def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> dict[str, float]:
     """Return the seconds of each stage in one of several processes, after saving what it fitted."""
     from kexpfam import KernelExpFamily
     from kexpfam.data import overview
     from kexpfam.estimators import streaming
+    from kexpfam.fit.learned import Learned
     from kexpfam.processes import join
 
     if processes > 1:
@@ -44,7 +47,9 @@ def timed_fit(path: Path, rank: int, processes: int) -> dict[str, float]:
         return found
 
     streaming.gone_through = overview.gone_through = timed
-    model = KernelExpFamily(lengthscale=0.3, rkhs_penalty=1e-4, random_state=0).fit(path)
+    brief = {"base": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)}
+    settings = brief if learned else {"lengthscale": 0.3, "rkhs_penalty": 1e-4}
+    model = KernelExpFamily(**settings, random_state=0).fit(path)
     model.score(path)
     if rank == 0:
         model.save(path.with_name(f"{processes}.kexpfam"))
@@ -82,6 +87,23 @@ def shared() -> dict[str, object]:
         "speed": rates | {"all": round(speed, 3)},
         "difference": float(np.abs(one - two).max()),
     }
+
+
+def costs(rows: int = 300_000) -> dict[str, object]:
+    """Return the microseconds per row of each stage."""
+    from rows import write
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for table in ("rings", "brief"):
+            path = Path(folder) / f"{table}.parquet"
+            write(path, table, rows)
+            command = [sys.executable, __file__, "--cell", str(path), "0", "1", str(int(table == "brief"))]
+            threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | threads)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            found[table] = {stage: round(1e6 * seconds[stage] / rows, 2) for stage in STAGES}
+    return {"kind": "costs", "rows": rows, "microseconds_per_row": found}
 
 
 def killed(trials: int) -> dict[str, object]:
@@ -131,11 +153,12 @@ def trial(place: Path, base: list[str], after: float, lost: int, number: int) ->
 
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--cell":
-        print(json.dumps(timed_fit(Path(arguments[1]), *map(int, arguments[2:]))))
+        print(json.dumps(timed_fit(Path(arguments[1]), *map(int, arguments[2:4]), learned=arguments[4:] == ["1"])))
         return
     from ledger import append
 
-    append("processes", shared() if arguments[0] == "shared" else killed(int(arguments[1])))
+    kinds = {"shared": shared, "killed": killed, "costs": costs}
+    append("processes", kinds[arguments[0]](*map(int, arguments[1:])))
 
 
 if __name__ == "__main__":
