@@ -50,34 +50,23 @@ def table(tmp_path_factory):
     return folder
 
 
-# What each of two processes does in the next test: rows from files that know their lengths, and from a source that does not.
+# What each of two processes does in the next test.
 SHARED_FIT = """
 import sys
-import numpy as np
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Rows, processes
-from kexpfam.fit.learned import Learned
-
-class Chunks:
-    def __iter__(self):
-        return iter(np.array_split(np.load("rows.npy"), 7))
+from kexpfam import KernelExpFamily, Rows, processes
 
 rank, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 if address != "alone":
     processes.join(address, 2, rank)
-settings = {"rows": Rows(in_memory=400, block=90), "lengthscale": 0.5, "rkhs_penalty": 1e-3, "random_state": 0}
-for name, source in (("known", folder), ("unknown", Chunks())):
-    model = KernelExpFamily(**settings).fit(source)
-    print(name, repr(model.score(source)))
-    if rank == 0:
-        model.save(f"{name}-{address != 'alone'}")
-quick = Learned(folds=2, repeats=2, width=8, depth=1, epochs=6, batch=64, cells=40, polish=())
-model = ConditionalKernelExpFamily(learned=quick, rows=settings["rows"], random_state=0).fit(folder, "b")
-print("learned", repr(model.score(folder, "b")))
+settings = {"lengthscale": 0.5, "rkhs_penalty": 1e-3, "random_state": 0}
+model = KernelExpFamily(**settings, rows=Rows(in_memory=400, block=90)).fit(folder)
+print(repr(model.score(folder)))
+if rank == 0:
+    model.save(address[:5])
 """
 
 
 def test_two_processes_fit_what_one_does(table, tmp_path):
-    np.save(tmp_path / "rows.npy", pandas.read_parquet(table).to_numpy())
     run = lambda rank, address: subprocess.Popen(
         [sys.executable, "-c", SHARED_FIT, str(rank), address, str(table)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
@@ -85,8 +74,7 @@ def test_two_processes_fit_what_one_does(table, tmp_path):
     alone, _ = run(0, "alone").communicate(timeout=300)
     shared = [[line for line in one.communicate(timeout=300)[0].splitlines() if "Gloo" not in line] for one in both]
     assert shared[0] == shared[1] == alone.splitlines()
-    for name in ("known", "unknown"):
-        assert (tmp_path / f"{name}-True").read_bytes() == (tmp_path / f"{name}-False").read_bytes()
+    assert (tmp_path / "127.0").read_bytes() == (tmp_path / "alone").read_bytes()
 
 
 def test_what_is_wrong_with_rows_of_one_process_is_said_once(table, tmp_path):

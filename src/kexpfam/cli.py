@@ -14,7 +14,7 @@ import typer
 import kexpfam
 from kexpfam.files import written
 from kexpfam.fitting import fitted, fitted_to_blocks, training_blocks
-from kexpfam.launching import LOST, launch, started_by_launcher, take_place
+from kexpfam.launching import LOST, Coordinator, Processes, ProcessId, is_first_process, started_by_launcher
 from kexpfam.processes import LostProcessError
 from kexpfam.reading import Columns, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
 from kexpfam.reproducing import checkout, reproduce
@@ -23,7 +23,6 @@ from kexpfam.telling import column_names, facts, summary, tell, write_rows
 
 __all__ = ["app", "main"]
 
-SEVERAL = "Several processes"
 STANDARD_OUTPUT = Path("/dev/stdout")
 # The base of all that can be wrong with arguments; typer names only this kind of it in every version.
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -177,31 +176,16 @@ def fit(
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
     checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Processes that share the work, all on this machine.", rich_help_panel=SEVERAL)
-    ] = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            help="On several machines: host:port of the first process, or auto under Slurm and Open MPI.",
-            rich_help_panel=SEVERAL,
-        ),
-    ] = None,
-    process_id: Annotated[
-        int | None, typer.Option(help="With --coordinator: which process this is, from 0.", rich_help_panel=SEVERAL)
-    ] = None,
+    processes: Processes = None,
+    coordinator: Coordinator = None,
+    process_id: ProcessId = None,
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
     json: Json = False,
 ) -> None:
     """Fit a density to a table of numbers, or that of a target given features, and store the model."""
     _need_folder(output)
-    several = processes is not None or coordinator is not None
-    if several and data == "-":
-        raise ValueError("every process reads the rows: write standard input to a file first.")
-    if processes is not None and coordinator is None and not started_by_launcher():
-        raise typer.Exit(launch(processes, checkpoint))
-    first = not several or take_place(coordinator, processes, process_id) == 0
+    first = is_first_process(data, processes, coordinator, process_id, checkpoint)
     settings = {
         "kernel": kernel,
         "base": base,

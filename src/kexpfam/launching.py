@@ -15,9 +15,25 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
-__all__ = ["LOST", "launch", "started_by_launcher", "take_place"]
+import typer
+
+__all__ = ["LOST", "Coordinator", "ProcessId", "Processes", "is_first_process", "launch", "started_by_launcher"]
+
+PANEL = "Several processes"
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Processes that share the work, all on this machine.", rich_help_panel=PANEL)
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        help="On several machines: host:port of the first process, or auto under Slurm and Open MPI.", rich_help_panel=PANEL
+    ),
+]
+ProcessId = Annotated[
+    int | None, typer.Option(help="With --coordinator: which process this is, from 0.", rich_help_panel=PANEL)
+]
 
 # The environment variable by which a process knows that it was started by ``launch``: coordinator, processes, place.
 PLACE = "KEXPFAM_PLACE"
@@ -33,31 +49,32 @@ def started_by_launcher() -> bool:
     return PLACE in os.environ
 
 
-def take_place(coordinator: str | None, processes: int | None, process_id: int | None) -> int:
-    """Join the other processes of this command and return which one this is, 0 for the first.
-
-    ``coordinator`` is where the first one listens, or "auto" where JAX finds that out.
-    """
+def is_first_process(
+    data: str, processes: int | None, coordinator: str | None, process_id: int | None, checkpoint: Path | None
+) -> bool:
+    """Return whether this is the process that tells and writes, once it has joined the others; a launcher does not return."""
+    if processes is None and coordinator is None:
+        return True
+    if data == "-":
+        raise ValueError("every process reads the rows: write standard input to a file first.")
+    if coordinator is None and not started_by_launcher():
+        raise typer.Exit(launch(processes or 1, checkpoint))
     from kexpfam.processes import join
 
     if started_by_launcher():
-        coordinator, count, rank = os.environ[PLACE].split()
+        address, count, rank = os.environ[PLACE].split()
         _end_with_launcher()
         _keep_native_messages_apart()
-        return join(coordinator, int(count), int(rank)).rank
-    if coordinator is None:
-        return 0
+        return join(address, int(count), int(rank)).rank == 0
     if coordinator == "auto":
-        return join().rank
+        return join().rank == 0
     if processes is None or process_id is None or not 0 <= process_id < processes:
         raise ValueError("--coordinator host:port needs --processes, and --process-id from 0 to one less than that.")
-    return join(coordinator, processes, process_id).rank
+    return join(coordinator, processes, process_id).rank == 0
 
 
 def launch(count: int, checkpoint: Path | None) -> int:
     """Run this command again in so many processes and return the exit code of all; one line says it if one was lost."""
-    if count < 1:
-        raise ValueError(f"--processes must be at least 1, got {count}.")
     coordinator = _free_address()
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
@@ -137,8 +154,6 @@ def _last_line(log: IO[bytes]) -> str:
 
 
 def _complain(message: str) -> None:
-    import typer
-
     typer.echo(f"{typer.style('error:', fg='red')} {message}", err=True)
 
 

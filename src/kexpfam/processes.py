@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import numpy as np
-
 __all__ = ["LostProcessError", "Place", "copied", "gathered", "join", "lost", "place"]
 
 # Seconds without a sign of life after which a process counts as lost.
@@ -111,6 +109,7 @@ def lost() -> Iterator[None]:
 
 def _exchanged(said: bytes) -> list[bytes]:
     """Return what every process says."""
+    import numpy as np
     from jax.experimental.multihost_utils import process_allgather
 
     with lost():

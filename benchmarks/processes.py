@@ -1,0 +1,165 @@
+"""What several processes give and take: the result and the throughput of two against one, and what a killed one leaves.
+
+    python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest difference
+    python benchmarks/processes.py killed 20          # one of two killed at a random moment, and the command given again
+    python benchmarks/processes.py costs              # microseconds per row of each stage, one process and one thread
+
+"shared" fits rings with given settings, in one process with all threads that there are and in two with one thread each. The
+stages are timed where they are asked for, with all that processes tell each other. "costs" are those of rings, 2 columns under
+400 centres, and of two learned members of 10 columns.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["costs", "killed", "main", "shared"]
+
+ROWS = 2_000_000
+STAGES = ("reading", "summing", "scoring")
+COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
+
+
+def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> dict[str, float]:
+    """Return the seconds of each stage in one of several processes, after saving what it fitted."""
+    from kexpfam import KernelExpFamily
+    from kexpfam.data import overview
+    from kexpfam.estimators import streaming
+    from kexpfam.fit.learned import Learned
+    from kexpfam.processes import join
+
+    if processes > 1:
+        join("127.0.0.1:29533", processes, rank)
+    seconds, go = dict.fromkeys(STAGES, 0.0), streaming.gone_through
+
+    def timed(blocks, summary, *, stage, report=None):
+        started = time.perf_counter()
+        found = go(blocks, summary, stage=stage, report=report)
+        seconds[stage] += time.perf_counter() - started
+        return found
+
+    streaming.gone_through = overview.gone_through = timed
+    brief = {"base": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)}
+    settings = brief if learned else {"lengthscale": 0.3, "rkhs_penalty": 1e-4}
+    model = KernelExpFamily(**settings, random_state=0).fit(path)
+    model.score(path)
+    if rank == 0:
+        model.save(path.with_name(f"{processes}.kexpfam"))
+    return seconds
+
+
+def shared() -> dict[str, object]:
+    """Return the record of two processes against one."""
+    from rows import HELD_OUT, rings, write
+
+    from kexpfam import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rings.parquet"
+        write(path, "rings", ROWS)
+        found = {}
+        for count in (1, 2):
+            threads = {} if count == 1 else {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            command = [sys.executable, __file__, "--cell", str(path)]
+            run = [
+                subprocess.Popen([*command, str(rank), str(count)], stdout=subprocess.PIPE, text=True, env=os.environ | threads)
+                for rank in range(count)
+            ]
+            found[count] = json.loads(run[0].communicate()[0].splitlines()[-1])
+            assert all(one.wait() == 0 for one in run)
+        rows = rings(HELD_OUT, np.random.default_rng(1))
+        one, two = (load(Path(folder) / f"{count}.kexpfam").score_samples(rows) for count in (1, 2))
+    rates = {name: round(found[1][name] / found[2][name], 3) for name in STAGES}
+    speed = sum(found[1].values()) / sum(found[2].values())
+    cells = {count: {name: round(value, 3) for name, value in cell.items()} for count, cell in found.items()}
+    return {
+        "kind": "shared",
+        "rows": ROWS,
+        "seconds": cells,
+        "speed": rates | {"all": round(speed, 3)},
+        "difference": float(np.abs(one - two).max()),
+    }
+
+
+def costs(rows: int = 300_000) -> dict[str, object]:
+    """Return the microseconds per row of each stage."""
+    from rows import write
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for table in ("rings", "brief"):
+            path = Path(folder) / f"{table}.parquet"
+            write(path, table, rows)
+            command = [sys.executable, __file__, "--cell", str(path), "0", "1", str(int(table == "brief"))]
+            threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | threads)
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            found[table] = {stage: round(1e6 * seconds[stage] / rows, 2) for stage in STAGES}
+    return {"kind": "costs", "rows": rows, "microseconds_per_row": found}
+
+
+def killed(trials: int) -> dict[str, object]:
+    """Return the record of processes that were killed at random moments."""
+    rng = np.random.default_rng(int(time.time()))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        a = rng.normal(size=400)
+        np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=400)]))
+        base = ["fit", str(place / "rows.npy"), "--base", "chain", "--effort", "fast"]
+        subprocess.run([*COMMAND, *base, "-o", str(place / "alone")], check=True, capture_output=True)
+        started = time.perf_counter()
+        subprocess.run([*COMMAND, *base, "--processes", "2", "-o", str(place / "two")], check=True, capture_output=True)
+        length = time.perf_counter() - started
+        cells = [trial(place, base, length * rng.uniform(0.05, 0.95), int(rng.integers(2)), k) for k in range(trials)]
+    return {"kind": "killed", "seconds_undisturbed": round(length, 1), "trials": cells}
+
+
+def trial(place: Path, base: list[str], after: float, lost: int, number: int) -> dict[str, object]:
+    """Return what happened after one process was killed, and after the same command was given again."""
+    model, checkpoint = place / f"model{number}", place / f"checkpoint{number}"
+    command = [*COMMAND, *base, "--processes", "2", "--checkpoint", str(checkpoint), "-o", str(model)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(after)
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True).stdout
+    both = sorted(map(int, listed.split()))
+    if launcher.poll() is not None or len(both) < 2:
+        launcher.communicate()
+        return {"after": round(after, 1), "lost": lost, "missed": True}
+    os.kill(both[lost], signal.SIGKILL)
+    gone = time.perf_counter()
+    _, said = launcher.communicate(timeout=120)
+    seconds = time.perf_counter() - gone
+    kept = Path(f"{checkpoint}.chain").exists()
+    again = subprocess.run(command, capture_output=True, text=True)
+    return {
+        "after": round(after, 1),
+        "lost": lost,
+        "seconds_to_end": round(seconds, 2),
+        "one_line": bool(re.fullmatch(r"error: process \d of 2 was ended by SIGKILL, [^\n]*\n", said)),
+        "code": launcher.returncode,
+        "checkpoint": kept,
+        "restarted": again.returncode == 0,
+        "same_model": model.exists() and model.read_bytes() == (place / "alone").read_bytes(),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "--cell":
+        print(json.dumps(timed_fit(Path(arguments[1]), *map(int, arguments[2:4]), learned=arguments[4:] == ["1"])))
+        return
+    from ledger import append
+
+    kinds = {"shared": shared, "killed": killed, "costs": costs}
+    append("processes", kinds[arguments[0]](*map(int, arguments[1:])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
