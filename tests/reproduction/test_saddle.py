@@ -162,3 +162,11 @@ def test_where_the_saddle_point_stands_is_its_worst_draw():
     table = saddle_tables.standing({"table1": samples, "table2": halves})
     assert "| rings, 2-D | 2 | +0.030 | +0.50 | 20% | 2 of 2 | 40 |" in table
     assert "| 2 | 1 | far +0.20 | 1 | far (0.001) | 60 |" in table
+
+
+def test_the_time_of_arrival_is_shown_beside_the_whole_fit_s():
+    values = {"level": 0.02, "processor_seconds": 50.0, "last_gap": 0.001}
+    record = {"cell": {"dataset": "two-moons", "seed": 0}, "status": "ok"}
+    arrived = record | {"values": values | {"step": 400, "arrival_processor_seconds": 30.0}}
+    assert "| two-moons | 0 | 0.02 | 400 | 30 | 50 | +0.001 |" in saddle_tables.arrival([arrived])
+    assert "| two-moons | 0 | 0.02 | – | – | 50 | +0.001 |" in saddle_tables.arrival([record | {"values": values}])
