@@ -104,8 +104,8 @@ NOTES = {
         "C2ST (a network, on unseen draws; 0.5 is best): plain draws of the sampler beside unseen rows."
     ),
     "arrival": (
-        "500 rows of the two moons, `solver='dde'` as it is. Looked at every 25 updates of f; seconds of one processor from the "
-        "first line of the fit on, with selection and compilation."
+        "500 rows of the two moons, `solver='dde'` as it is. Looked at every 25 updates of f; seconds of one processor from "
+        "the first line of the fit on, with selection and compilation."
     ),
 }
 
