@@ -100,7 +100,7 @@ CLAIMS = (
     Claim("5", "An iterate drawn by its step size is near a stationary point (Theorem 5).", "algorithms", NOTHING,
           readings.left_to_the_polish("dde, random iterate")),
     Claim("5", "The squared gradient of the dual objective, mean over L steps, falls like L^(−1/2) (Theorem 5).",
-          "stationarity", "−0.5", saddle_readings.falls_with_steps("Algorithm 1", "plain players")),
+          "stationarity", "−0.5", saddle_readings.falls_with_steps("Algorithm 1")),
     Claim("6", "Table 1, two moons: MMD² ×10³ of the sampler.", "table1", "0.11", readings.like_printed("dde", "two-moons")),
     Claim("6", "Table 1, ring.", "table1", "1.53", readings.like_printed("dde", "rings")),
     Claim("6", "Table 1, grid.", "table1", "1.32", readings.like_printed("dde", "grid")),

@@ -17,7 +17,7 @@ from reproduction.tables import (
     slope_text,
 )
 
-__all__ = ["MOST_ERROR", "reach", "spaces", "standing", "stationarity"]
+__all__ = ["MOST_ERROR", "arrival", "reach", "spaces", "standing", "stationarity"]
 
 # A likelihood is shown if its normaliser is known to so many nats, by repetitions and by draws of the truth.
 MOST_ERROR = 0.3
@@ -138,6 +138,26 @@ def reach(records: list[Record]) -> str:
             )
     names = ("base", "road", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
     return markdown((*names, "KL(q ‖ p0) by ν", "MMD² ×10³", "C2ST", "processor s", "status"), rows)
+
+
+def arrival(records: list[Record]) -> str:
+    """Return when the saddle point first came within the level of the exact solution, and what the whole run took."""
+    rows = []
+    for record in good(records):
+        values = record["values"]
+        numbers = [number(values.get("step"), 0), number(values.get("arrival_processor_seconds"), 0)]
+        rows.append(
+            [
+                record["cell"]["dataset"],
+                str(record["cell"]["seed"]),
+                f"{values['level']}",
+                *numbers,
+                number(values["processor_seconds"], 0),
+                f"{values['last_gap']:+.3f}",
+            ]
+        )
+    names = ("data", "draw", "nats above exact", "updates of f until then", "processor s until then", "processor s, whole fit")
+    return markdown((*names, "NLL − exact in the end"), rows)
 
 
 def _excess(records: list[Record]) -> str:

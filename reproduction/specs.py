@@ -33,6 +33,7 @@ EXPERIMENTS = (
     "spaces",
     "stationarity",
     "reach",
+    "arrival",
 )
 
 Cell = dict[str, Any]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from reproduction.measurements.arrival import arrival
 from reproduction.measurements.benchmark import conditional
 from reproduction.measurements.growth import cost, rate
 from reproduction.measurements.mixed import mixed
@@ -36,4 +37,5 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "space": space,
     "stationarity": stationarity,
     "reach": reach,
+    "arrival": arrival,
 }

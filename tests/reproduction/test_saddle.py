@@ -1,5 +1,7 @@
 """What is measured about the saddle point itself, against closed forms."""
 
+import importlib
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from kexpfam.data.sample import Sample
+from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Problem
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport
@@ -15,6 +18,8 @@ from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from reproduction import saddle_tables
 from reproduction.measurements.reach import near_pairs, score_matched, told_apart
 from reproduction.measurements.stationarity import LENGTHSCALE, _problem, dual_objective, squared_gradient
+from reproduction.measurements.synthetic import TEST_ROWS, synthetic
+from reproduction.methods import with_solver
 
 CELL = {"dataset": "two-moons", "rows": 100, "seed": 0}
 
@@ -162,3 +167,23 @@ def test_where_the_saddle_point_stands_is_its_worst_draw():
     table = saddle_tables.standing({"table1": samples, "table2": halves})
     assert "| rings, 2-D | 2 | +0.030 | +0.50 | 20% | 2 of 2 | 40 |" in table
     assert "| 2 | 1 | far +0.20 | 1 | far (0.001) | 60 |" in table
+
+
+def test_the_time_of_arrival_is_shown_beside_the_whole_fit_s():
+    values = {"level": 0.02, "processor_seconds": 50.0, "last_gap": 0.001}
+    record = {"cell": {"dataset": "two-moons", "seed": 0}, "status": "ok"}
+    arrived = record | {"values": values | {"step": 400, "arrival_processor_seconds": 30.0}}
+    assert "| two-moons | 0 | 0.02 | 400 | 30 | 50 | +0.001 |" in saddle_tables.arrival([arrived])
+    assert "| two-moons | 0 | 0.02 | – | – | 50 | +0.001 |" in saddle_tables.arrival([record | {"values": values}])
+
+
+@pytest.mark.slow
+def test_the_last_look_is_the_fit_itself(monkeypatch):
+    module = importlib.import_module("reproduction.measurements.arrival")
+    monkeypatch.setattr(module, "DDE", lambda: DDE(steps=50))
+    found = module.arrival({"dataset": "two-moons", "rows": 120, "seed": 0})
+    assert list(found["gaps"]) == ["25", "50"] and "step" not in found
+    train = synthetic("two-moons", 2).sample(120, random_state=0)
+    test = synthetic("two-moons", 2).sample(TEST_ROWS["two-moons"], random_state=1000)
+    model = with_solver(DDE(steps=50), 0).fit(train)
+    assert found["last_gap"] + found["exact_nll"] == pytest.approx(-model.score_samples(test).mean(), abs=1e-3)
