@@ -10,7 +10,7 @@ from kexpfam.fit.stack import Candidate
 from kexpfam.model.density import Density
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
 
-SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300)
+SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300, polish=(0.01,))
 
 
 def rows_of(seed: int, count: int = 150) -> tuple[np.ndarray, np.ndarray]:

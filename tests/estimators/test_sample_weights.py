@@ -134,7 +134,9 @@ def test_weights_are_stored_with_the_model(weight, tmp_path):
 def test_rows_of_labels_are_not_merged():
     x = np.repeat(np.random.default_rng(0).normal(size=(10, 1)), 5, axis=0)
     labels = np.array(["a", "b"] * 25)
-    model = ConditionalKernelExpFamily(learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16), random_state=0)
+    model = ConditionalKernelExpFamily(
+        learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16, polish=()), random_state=0
+    )
     model.fit(x, labels, sample_weight=np.r_[np.zeros(5), np.full(45, 3)])
     assert len(model.training_data_[0]) == 45 and np.all(model.training_weight_ == 3.0)
 
@@ -202,7 +204,7 @@ def test_importance_weights_lead_to_the_law_they_stand_for(name):
 @pytest.mark.slow
 def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
     x = np.random.default_rng(0).normal(size=(1500, 2))
-    brief = Learned(folds=2, repeats=1, epochs=60, patience=10)
+    brief = Learned(folds=2, repeats=1, epochs=60, patience=10, polish=())
     model = KernelExpFamily(base="chain", learned=brief, random_state=0).fit(x, sample_weight=np.exp(0.7 * x[:, 0]))
     truth = -0.5 * np.sum((x - [0.7, 0.0]) ** 2, axis=1) - np.log(2.0 * np.pi)
     near = np.sum((x - [0.7, 0.0]) ** 2, axis=1) < 2.0

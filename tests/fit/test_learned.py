@@ -7,11 +7,11 @@ from scipy.stats import norm
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
-from kexpfam.fit.learned import Learned, bounded_mean, learn
+from kexpfam.fit.learned import Learned, Trainer, bounded_mean, learn
 from kexpfam.fit.problem import Status
 from kexpfam.model.precision import double_precision
 
-SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400)
+SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400, polish=())
 
 
 def heteroscedastic(seed: int, rows: int = 600) -> Sample:
@@ -52,7 +52,7 @@ def test_held_out_rows_are_those_that_a_member_did_not_see(ensemble):
 
 def test_a_member_does_not_train_on_the_rows_that_judge_it():
     """Other values there leave its weights after an epoch as they were; those of the other member change."""
-    sample, once = heteroscedastic(2), Learned(folds=2, repeats=1, width=16, epochs=1, cells=64)
+    sample, once = heteroscedastic(2), Learned(**(vars(SMALL) | {"epochs": 1}))
     first = learned(sample, once)
     own = learned_rows(first, sample)
     moved = np.array(sample.target)
@@ -60,6 +60,21 @@ def test_a_member_does_not_train_on_the_rows_that_judge_it():
     second = learned(Sample(moved, sample.condition), once)
     assert np.array_equal(first.chain.member(0).out, second.chain.member(0).out)
     assert not np.array_equal(first.chain.member(1).out, second.chain.member(1).out)
+
+
+def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
+    traced = []
+    cost = Trainer.cost
+    monkeypatch.setattr(Trainer, "cost", lambda *arguments: traced.append(1) or cost(*arguments))
+    other = Learned(
+        **(
+            vars(SMALL)
+            | {"rate": 3e-3, "decay": 0.0, "rkhs_penalty": 0.1, "dropout": 0.2, "average": 0.5, "patience": 1, "epochs": 10}
+        )
+    )
+    moved = learned(heteroscedastic(0), other)
+    assert not traced
+    assert not np.array_equal(moved.chain.out, ensemble.chain.out)
 
 
 def learned_rows(ensemble, sample: Sample) -> np.ndarray:
@@ -92,7 +107,7 @@ def test_it_resumes_from_a_checkpoint_as_if_nothing_had_happened(ensemble, tmp_p
 def test_orders_of_columns_differ_between_members():
     rng = np.random.default_rng(0)
     ensemble = learned(
-        Sample.unconditional(rng.normal(size=(120, 6))), Learned(folds=3, repeats=2, width=8, epochs=2, cells=32)
+        Sample.unconditional(rng.normal(size=(120, 6))), Learned(folds=3, repeats=2, width=8, epochs=2, cells=32, polish=())
     )
     assert len({tuple(order) for order in ensemble.chain.order}) > 1
     assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)

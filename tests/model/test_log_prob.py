@@ -13,7 +13,7 @@ from kexpfam.fit.learned import Learned
 from kexpfam.model.ensemble import LawDensity, Stack
 from kexpfam.model.measures import Mixture
 
-SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=100)
+SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=100, polish=())
 COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
 KERNEL = {"lengthscale": 0.6, "rkhs_penalty": 1e-2, "n_centres": 20, "integration": COARSE, "random_state": 0}
 CONDITIONAL = KERNEL | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": True}

@@ -7,7 +7,11 @@ import pytest
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.fit.learned import Learned
 
-BRIEF = {"base": "chain", "learned": Learned(folds=2, repeats=1, width=8, epochs=5, cells=32, steps=20), "random_state": 0}
+BRIEF = {
+    "base": "chain",
+    "learned": Learned(folds=2, repeats=1, width=8, epochs=5, cells=32, steps=20, polish=()),
+    "random_state": 0,
+}
 REGIONS = ["north", "south", "west <$\\frac$>"]
 
 

@@ -211,15 +211,44 @@ class State(eqx.Module):
     stale: Int[AnyArray, " m"]
 
 
+class Pace(NamedTuple):
+    """Settings that are inputs of the compiled program, so that another value needs no other program.
+
+    The highest rate and the epochs of its schedule; decay, penalty, the share of units that an update keeps and that of the old
+    in the average; and the epochs without a better score after which a member has stopped.
+    """
+
+    rate: Float[AnyArray, ""]
+    epochs: Float[AnyArray, ""]
+    decay: Float[AnyArray, ""]
+    rkhs_penalty: Float[AnyArray, ""]
+    kept: Float[AnyArray, ""]
+    average: Float[AnyArray, ""]
+    patience: Int[AnyArray, ""]
+
+    @staticmethod
+    def of(settings: Learned, targets: int, epochs: int) -> "Pace":
+        """Return the pace for so many targets; a wide network takes a smaller rate."""
+        rate = settings.rate * min(1.0, 2.0 * settings.width / settings.hidden(targets))
+        single = lambda share: np.asarray(share, np.float32)
+        return Pace(
+            rate=np.asarray(rate),
+            epochs=np.asarray(float(epochs)),
+            decay=single(settings.decay),
+            rkhs_penalty=single(settings.rkhs_penalty),
+            kept=single(1.0 - settings.dropped(targets)),
+            average=single(settings.average),
+            patience=np.asarray(settings.patience),
+        )
+
+
 class Trainer(eqx.Module):
     """One epoch of all members as one step of the loop."""
 
-    settings: Learned = eqx.field(static=True)
     parts: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
-    epochs: int = eqx.field(static=True)
     cells: int = eqx.field(static=True)
-    top_rate: float = eqx.field(static=True)
+    pace: Pace
 
     def start(self, chain: AbstractChain) -> State:
         """Return the state before the first epoch."""
@@ -249,14 +278,14 @@ class Trainer(eqx.Module):
         better = score > state.top + PROGRESS
         keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
         best, stale = jax.tree.map(keep, players.average, state.best), jnp.where(better, 0, state.stale + 1)
-        improving = jnp.sum(stale <= self.settings.patience).astype(score.dtype)
+        improving = jnp.sum(stale <= self.pace.patience).astype(score.dtype)
         new = State(state.step + 1, players, best, jnp.where(better, score, state.top), stale)
         return new, Progress(jnp.mean(new.top), improving)
 
     def rate(self, epoch: Int[Array, ""]) -> Float[Array, ""]:
         """Return the learning rate of an epoch."""
-        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs)) * jnp.minimum((epoch + 1.0) / WARM_UP, 1.0)
-        return self.top_rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
+        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.pace.epochs)) * jnp.minimum((epoch + 1.0) / WARM_UP, 1.0)
+        return self.pace.rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
 
     def epoch(
         self,
@@ -275,19 +304,19 @@ class Trainer(eqx.Module):
         def update(player: Player, drawn: tuple[Array, Array]) -> tuple[Player, None]:
             gradient = eqx.filter_grad(lambda chain: self.cost(chain.within(support), task, *drawn))(player.chain)
             directions, moments = optimiser().update(gradient, player.moments)
-            shrunk = lambda direction, weight: -(direction + self.settings.decay * weight)
+            shrunk = lambda direction, weight: -(direction + self.pace.decay * weight)
             chain = stepped(
                 player.chain, jax.tree.map(shrunk, directions, eqx.filter(player.chain, eqx.is_inexact_array)), rate
             )
-            return Player(chain, averaged(player.average, chain, self.settings.average), moments), None
+            return Player(chain, averaged(player.average, chain, self.pace.average), moments), None
 
         return scan(update, player, (rows, jr.split(drop_key, steps)))[0]
 
     def cost(self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
         """Return the penalised negative log likelihood of some rows, some units dropped."""
-        keep = 1.0 - self.settings.dropped(chain.dim)
+        keep = self.pace.kept
         thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
-        penalty = 0.5 * self.settings.rkhs_penalty * chain.penalty()
+        penalty = 0.5 * self.pace.rkhs_penalty * chain.penalty()
         scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
         return penalty.astype(jnp.float32) - jnp.mean(scores if counts is None else counts * scores)
 
@@ -331,8 +360,8 @@ def learn(
     shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
     orders = np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
-    width, bumps = settings.hidden(dim), settings.resolution(rows, dim)
-    shape = {"width": width, "depth": settings.depth, "seed": seed}
+    bumps = settings.resolution(rows, dim)
+    shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     chain: AbstractChain = (
         Chain.draw(sample.condition.shape[1], orders, **shape, bumps=bumps)
         if wiring is None
@@ -342,7 +371,7 @@ def learn(
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
     epochs = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
     cells = settings.cells if wiring is not None else max(settings.cells, CELLS_PER_BUMP * bumps)
-    trainer = Trainer(settings, parts, batch, epochs, cells, settings.rate * min(1.0, 2.0 * settings.width / width))
+    trainer = Trainer(parts, batch, cells, Pace.of(settings, dim, epochs))
     counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
     target, condition = np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32)
     task = Task(target, condition, kept, held, *own_members(len(orders)), bounds, counts)
