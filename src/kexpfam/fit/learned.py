@@ -150,7 +150,7 @@ class Learned(eqx.Module):
 
 # What a user's wish for speed or quality means. Members are independent, so that twice as many cost about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, repeats=1, epochs=200, patience=10),
+    "fast": Learned(folds=2, repeats=1, epochs=200, patience=10, polish=()),
     "default": Learned(),
     "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=12_000, epochs=800),
 }
