@@ -14,13 +14,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from kexpfam import processes
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.folds import elsewhere
 from kexpfam.fit.loop import averaged, each, optimiser, run, scan, stepped
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status, check_at_least
-from kexpfam.fit.team import own_members, shared_epochs
+from kexpfam.fit.team import epochs, own_members
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import AbstractChain, Chain, keep_all
 from kexpfam.model.mixed import MixedChain, Wiring
@@ -243,7 +242,7 @@ class Pace(NamedTuple):
 
 
 class Trainer(eqx.Module):
-    """One epoch of all members as one step of the loop."""
+    """One epoch of the members as one step of the loop: they are trained, and judged by the rows that others hold out."""
 
     parts: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
@@ -258,10 +257,6 @@ class Trainer(eqx.Module):
         top, stale = np.full(members, -np.inf, np.float32), np.zeros(members, np.int32)
         return State(np.asarray(0), Player(chain, chain, moments), chain, top, stale)
 
-    def step(self, task: Task, state: State, *, key: Key[Array, ""]) -> tuple[State, Progress]:
-        """Train every member for an epoch and keep the weights that held-out rows prefer."""
-        return self.judged(state, *self.trained(task, state, key))
-
     def trained(self, task: Task, state: State, key: Key[Array, ""]) -> tuple[Player, Float[Array, " m"]]:
         """Return the task's own members after an epoch, and the score of the rows that each holds out; 0 for the others."""
         rate, keys = self.rate(state.step), jr.split(key, len(task.own))
@@ -273,7 +268,7 @@ class Trainer(eqx.Module):
         return each(one, task.own, task.owned, state.players, task.kept, task.held, task.support, keys)
 
     def judged(self, state: State, players: Player, own: Float[Array, " m"]) -> tuple[State, Progress]:
-        """Return the state after an epoch that gave these players and held-out scores."""
+        """Return the state after an epoch that gave these players and held-out scores: the best weights so far are kept."""
         score = elsewhere(own, self.parts)
         better = score > state.top + PROGRESS
         keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -369,17 +364,15 @@ def learn(
     )
     bounds = None if support is None else np.stack([support[:, order] for order in orders]).astype(np.float32)
     batch = min(settings.batch, max(SMALLEST_BATCH, kept.shape[1] // BATCHES_PER_EPOCH), kept.shape[1])
-    epochs = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
+    most = min(settings.epochs, -(-settings.updates(dim) // (kept.shape[1] // batch)))
     cells = settings.cells if wiring is not None else max(settings.cells, CELLS_PER_BUMP * bumps)
-    trainer = Trainer(parts, batch, cells, Pace.of(settings, dim, epochs))
+    trainer = Trainer(parts, batch, cells, Pace.of(settings, dim, most))
     counts = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
     target, condition = np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32)
     task = Task(target, condition, kept, held, *own_members(len(orders)), bounds, counts)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
-    options = {"steps": epochs, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
-    if processes.place().size > 1:
-        options["compute"] = shared_epochs
-    result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, **options)
+    options = {"steps": most, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
+    result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, compute=epochs, **options)
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     polish = None
     if isinstance(best, Chain) and rows * dim <= settings.polished_rows:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, Key
 
 from kexpfam import processes
 
-__all__ = ["merged", "own_members", "shared_epochs"]
+__all__ = ["epochs", "merged", "own_members"]
 
 
 def own_members(members: int) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, ""]]:
@@ -21,10 +21,11 @@ def own_members(members: int) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, ""
     return np.concatenate([places[own], places[~own]]), np.asarray(np.sum(own))
 
 
-def shared_epochs(task: Any, trainer: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
+def epochs(task: Any, trainer: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
     """Return the state after so many epochs and their health, each process having trained its own members.
 
-    Of every epoch the others are told the held-out scores, by which all members are judged, and of the last the weights.
+    Of every epoch the others are told the held-out scores, by which all members are judged, and of the last the weights. One
+    process does the same with nobody to tell: only the same programs round the same way, and one for several epochs is another.
     """
     healths = []
     for _ in range(length):
@@ -38,6 +39,8 @@ def shared_epochs(task: Any, trainer: Any, state: Any, key: Key[Array, ""], leng
 
 def merged(members: Any) -> Any:
     """Return a tree with an axis of members in which each is as the process has it that trains it."""
+    if processes.place().size == 1:
+        return members
     leaves, structure = jax.tree.flatten(jax.tree.map(np.array, members))
     count, places = processes.place().size, np.arange(len(leaves[0]))
     mine = places % count == processes.place().rank
