@@ -13,7 +13,9 @@ STATIONARITY = -0.5
 def falls_with_steps(*schemes: str) -> Reading:
     """Read how the mean squared gradient of the dual objective falls with the number of steps; it may fall faster."""
 
-    @measured(f"95 % interval of the exponent of the number of steps reaches {STATIONARITY:.1f} or below".replace("-", "−"))
+    @measured(
+        f"95 % interval of the exponent of the number of steps reaches {STATIONARITY:.1f} or below, and not 0".replace("-", "−")
+    )
     def read(records: Records) -> Finding | None:
         found = {
             name: power_law(good(records.get("stationarity", []), method=name), "steps", "squared_gradient") for name in schemes
@@ -22,7 +24,8 @@ def falls_with_steps(*schemes: str) -> Reading:
             return None
         slopes = {name: pair for name, pair in found.items() if pair is not None}
         text = ", ".join(f"{label(name)} {slope_text(pair)}" for name, pair in slopes.items())
-        flat = [f"{label(name)} has {slope_text(pair)}" for name, pair in slopes.items() if pair[0] - pair[1] > STATIONARITY]
+        holds = lambda slope, error: slope - error <= STATIONARITY and slope + error < 0.0
+        flat = [f"{label(name)} has {slope_text(pair)}" for name, pair in slopes.items() if not holds(*pair)]
         return Finding(text, unless(not flat, because(", ".join(flat))))
 
     return read
