@@ -5,9 +5,8 @@
     python benchmarks/processes.py costs              # microseconds per row of each stage, one process and one thread
 
 "shared" fits rings with given settings, in one process and in two, with one thread each. The stages are timed where they are
-asked for, with all that processes tell each other; processor seconds are those of the first process, which others on the machine
-disturb less. "costs" are those of rings, 2 columns under
-400 centres, and of two learned members of 10 columns.
+asked for, with all that processes tell each other; processor seconds are those of the first process, which others on the
+machine disturb less. "costs" are those of rings, 2 columns under 400 centres, and of two learned members of 10 columns.
 """
 
 import json
@@ -58,7 +57,7 @@ def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> d
     return seconds | {f"{name}, processor": value for name, value in processor.items()}
 
 
-def shared() -> dict[str, object]:
+def shared(count_of_rows: int = ROWS) -> dict[str, object]:
     """Return the record of two processes against one."""
     from rows import HELD_OUT, rings, write
 
@@ -66,7 +65,7 @@ def shared() -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rings.parquet"
-        write(path, "rings", ROWS)
+        write(path, "rings", count_of_rows)
         found = {}
         for count in (1, 2):
             threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -85,7 +84,7 @@ def shared() -> dict[str, object]:
     cells = {count: {name: round(value, 3) for name, value in cell.items()} for count, cell in found.items()}
     return {
         "kind": "shared",
-        "rows": ROWS,
+        "rows": count_of_rows,
         "seconds": cells,
         "speed": rates,
         "difference": float(np.abs(one - two).max()),
