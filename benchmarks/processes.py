@@ -113,9 +113,10 @@ def killed(trials: int) -> dict[str, object]:
     rng = np.random.default_rng(int(time.time()))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        a = rng.normal(size=400)
-        np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=400)]))
-        base = ["fit", str(place / "rows.npy"), "--base", "chain", "--effort", "fast"]
+        # So many that most of the time is learning, which is what checkpoints are of.
+        a = rng.normal(size=600)
+        np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=600)]))
+        base = ["fit", str(place / "rows.npy"), "--base", "chain"]
         subprocess.run([*COMMAND, *base, "-o", str(place / "alone")], check=True, capture_output=True)
         started = time.perf_counter()
         subprocess.run([*COMMAND, *base, "--processes", "2", "-o", str(place / "two")], check=True, capture_output=True)
