@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pandas
 import pytest
+
+from kexpfam.processes import LostProcessError, lost
 
 COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 CHAIN = ["--base", "chain", "--effort", "fast", "--quiet"]
@@ -160,3 +163,9 @@ def test_options_that_do_not_go_together_are_refused(table, tmp_path):
         code, _, complaint = ended(started("fit", table, "-o", tmp_path / "model", *wrong))
         assert code == 2
         assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
+def test_a_connection_that_breaks_is_a_lost_process(kind):
+    with pytest.raises(LostProcessError, match="start all of them again"), lost():
+        raise kind("UNKNOWN: Gloo AllGather failed")

@@ -103,7 +103,7 @@ def lost() -> Iterator[None]:
 
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # what a broken connection comes as depends on when it breaks
         raise LostProcessError("another process has ended; start all of them again") from error
 
 
