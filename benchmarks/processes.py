@@ -150,7 +150,8 @@ def trial(place: Path, base: list[str], after: float, lost: int, number: int) ->
         "code": launcher.returncode,
         "checkpoint": kept,
         "restarted": again.returncode == 0,
-        "same_model": model.exists() and model.read_bytes() == (place / "alone").read_bytes(),
+        "same_model": model.exists() and model.read_bytes() == (place / "two").read_bytes(),
+        "same_as_one_process": model.exists() and model.read_bytes() == (place / "alone").read_bytes(),
     }
 
 
