@@ -21,6 +21,8 @@ __all__ = ["MOST_ERROR", "arrival", "reach", "spaces", "standing", "stationarity
 
 # A likelihood is shown if its normaliser is known to so many nats, by repetitions and by draws of the truth.
 MOST_ERROR = 0.3
+# The distance of samples by draws that are many enough to tell the exact solution's from others.
+RESOLVED = "mmd_resolved"
 # Nats that count as near, the level of the test of calibration, and one over the true shares of the circles of the rings.
 NEAR, PIT_LEVEL, CIRCLES = 0.05, 0.01, (9.0, 3.0, 1.8)
 
@@ -36,7 +38,7 @@ def _standing_of_samples(records: list[Record]) -> str:
         here = chosen(records, dim=dim, dataset=dataset)
         dde, rivals = good(here, method="dde"), {r["cell"]["seed"]: r["values"] for r in good(here, method="exact")}
         pairs = [(r["values"], rivals[r["cell"]["seed"]]) for r in dde if r["cell"]["seed"] in rivals]
-        further = [1e3 * (ours["mmd"] - exact["mmd"]) for ours, exact in pairs]
+        further = [1e3 * (ours[RESOLVED] - exact[RESOLVED]) for ours, exact in pairs if RESOLVED in ours and RESOLVED in exact]
         shares = [
             abs(share * whole - 1.0) for r in dde for share, whole in zip(r["values"].get("shares", ()), CIRCLES, strict=False)
         ]

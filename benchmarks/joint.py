@@ -1,0 +1,51 @@
+"""Seconds, memory and draws of the default joint fit beside those of its peers, each the first fit of a process of its own.
+
+    python benchmarks/joint.py [ROWS ...]         # prints and appends a record; 1,000 and 10,000 rows unless told
+
+Ten columns, each a wave of the one before it. Peers that are not installed are left out. ``megabytes`` are those at the peak
+above what was held before the fit; ``sampling_seconds`` the median of five times 5,000 draws after a first one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ledger import append
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+__all__ = ["main", "measured"]
+
+METHODS = ("auto", "sklearn mixture", "spline flow", "vine")
+ROWS = (1_000, 10_000)
+SHOWN = ("seconds", "megabytes", "sampling_seconds", "nll", "nll_error", "truth_nll")
+
+
+def measured(rows: int, method: str) -> dict[str, float]:
+    """Return what one fit costs and how it scores new rows; to be run in a process of its own."""
+    from reproduction.measurements import real
+
+    real.REPEATS = 5
+    found = real.joint({"dataset": "chain", "dim": 10, "rows": rows, "method": method, "seed": 0})
+    return {name: round(found[name], 4) for name in SHOWN}
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--cell"]:
+        print(json.dumps(measured(int(arguments[1]), arguments[2])))
+        return
+    for rows in tuple(map(int, arguments)) or ROWS:
+        cells = {}
+        for method in METHODS:
+            command = [sys.executable, "-W", "ignore", __file__, "--cell", str(rows), method]
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"KEXPFAM_CACHE": "off"})
+            if done.returncode == 0:
+                cells[method] = json.loads(done.stdout.splitlines()[-1])
+                print(rows, method, cells[method], flush=True)
+        append("joint", {"rows": rows, "columns": 10, "methods": cells})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
