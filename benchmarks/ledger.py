@@ -12,9 +12,10 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def commit() -> str:
-    """Return the commit of the checkout, marked if files differ from it."""
-    described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip() or "unknown"
+    """Return the commit of the checkout, marked if files other than the records themselves differ from it."""
+    said = lambda *words: subprocess.run(["git", *words], cwd=RECORDS.parent, capture_output=True, text=True).stdout.strip()
+    changed = said("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RECORDS.name}")
+    return (said("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changed else "")
 
 
 def append(name: str, record: dict[str, Any]) -> None:
