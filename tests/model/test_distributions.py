@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import expon, norm, t
 
 from kexpfam.model.distributions import Distributions
 
@@ -59,3 +59,37 @@ def test_rows_do_not_see_each_other(rows):
     y = points[:, :1] + rng.uniform(-0.2, 1.2, size=(rows, 9)) * np.ptp(points, axis=1, keepdims=True)
     slow = np.stack([np.interp(*row) for row in zip(y, points, levels, strict=True)])
     assert Distributions(points, levels).cdf(y) == pytest.approx(slow, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def unsure():
+    """One member knows that the target is near 2; the other puts its logarithm anywhere, far past the largest number."""
+    edges = np.linspace(-900.0, 900.0, 6001)
+    masses = lambda centre, width: np.diff(norm.cdf(edges, centre, width))[None]
+    with np.errstate(over="ignore"):
+        points = np.sinh(edges)[None]
+    parts = [Distributions.of_cells(points, masses(np.arcsinh(2.0), width)) for width in (0.05, 40.0)]
+    return Distributions.mixture(parts, np.array([1.0 - 1e-5, 1e-5]))
+
+
+def test_a_tail_that_nobody_has_seen_does_not_decide_the_moments(unsure):
+    # Of a law whose arcsinh is normal with this width the mean is sinh(centre) exp(width^2 / 2).
+    assert unsure.mean() == pytest.approx(2.0 * np.exp(0.05**2 / 2.0), rel=0.05)
+    assert 0.0 < unsure.variance()[0] < 0.2
+    assert 0.0 < unsure.crps(np.array([2.0]))[0] < 0.1 < 7.0 < unsure.crps(np.array([10.0]))[0] < 8.0
+    assert np.isfinite(unsure.mean_difference()).all()
+
+
+def test_quantiles_go_where_the_tail_goes(unsure):
+    assert unsure.quantile(np.array([[1.0 - 1e-6]]))[0, 0] > 1e6
+    assert np.all(np.diff(unsure.levels) >= 0.0)
+
+
+@pytest.mark.parametrize("law", [norm(1.0, 2.0), expon(), t(5)])
+def test_moments_of_laws_with_a_mean_are_theirs(law):
+    levels = np.concatenate([np.geomspace(1e-12, 1e-3, 400), np.linspace(1e-3, 1.0 - 1e-3, 4000)[1:-1]])
+    levels = np.concatenate([levels, 1.0 - np.geomspace(1e-3, 1e-12, 400)])
+    edges = law.ppf(levels)[None]
+    found = Distributions.of_cells(edges, np.diff(levels)[None])
+    assert found.mean()[0] == pytest.approx(law.mean(), abs=2e-3 * law.std())
+    assert found.variance()[0] == pytest.approx(law.var(), rel=1e-2)
