@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.precision import double_precision
 
-__all__ = ["AbstractDensity", "Distributions", "narrowed", "positive", "scores"]
+__all__ = ["AbstractDensity", "Distributions", "moved_in", "narrowed", "positive", "scores"]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
@@ -57,8 +57,7 @@ class Distributions(eqx.Module):
         that, and it would decide the mean.
         """
         low, high = self.quantile(np.tile([OUTER_SHARE, 1.0 - OUTER_SHARE], (len(self), 1))).T[:, :, None]
-        reach = np.where(high > low, OUTER_WIDTHS * (high - low), FAR)
-        return np.clip(self.points, low - reach, high + reach)
+        return moved_in(self.points, low, high)
 
     def mean(self) -> Float[np.ndarray, " n"]:
         """Return the mean of each row."""
@@ -108,6 +107,12 @@ class Distributions(eqx.Module):
             first = np.concatenate([np.ones((len(points), 1), bool), ~repeated], axis=1)
             levels = np.where(first, np.asarray(before), levels)
         return Distributions(points, levels / np.sum(weights))
+
+
+def moved_in(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return points of which none is further from what is between two bounds than ``OUTER_WIDTHS`` times its width."""
+    reach = np.where(high > low, OUTER_WIDTHS * (high - low), FAR)
+    return np.clip(points, low - reach, high + reach)
 
 
 class AbstractDensity(eqx.Module):

@@ -20,7 +20,7 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.data.units import Units
 from kexpfam.model.chain import AbstractChain
 from kexpfam.model.density import Inputs
-from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
+from kexpfam.model.distributions import AbstractDensity, Distributions, moved_in, narrowed
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 from kexpfam.model.mixed import MixedChain
 
@@ -32,6 +32,8 @@ CHUNK_NUMBERS = 4_000_000
 LARGEST = 1e300
 # Draws behind the mean of several targets.
 MEAN_DRAWS = 512
+# The share of them on either side that is not the central part of their law.
+OUTER_DRAWS = 0.01
 
 
 @lru_cache
@@ -133,15 +135,17 @@ class LearnedDensity(AbstractDensity):
         for member in members:
             told = member.told(rows, member.units(rows)).link(0)
             edges, masses = told.cells(member.cells)
-            points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
+            with np.errstate(over="ignore"):
+                points = self.scaling.to_data(told.in_units(edges).reshape(-1, 1)).reshape(edges.shape)
             parts.append(Distributions.of_cells(points, masses))
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
 
     def mean(self, X: np.ndarray | None = None) -> np.ndarray:
         if self.members.dim == 1:
             return super().mean(X)
-        draws = self.sample(MEAN_DRAWS, X, key=jr.key(0))
-        return draws.mean(axis=-2, keepdims=not self.conditional)
+        draws = np.moveaxis(self.sample(MEAN_DRAWS, X, key=jr.key(0)), -2, -1)
+        means = _mean(draws)
+        return means if self.conditional else means[None]
 
     def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n q"]:
         if self.at is not None:
@@ -222,7 +226,13 @@ def _middle(draws: np.ndarray, kind: AbstractKind) -> np.ndarray:
     if isinstance(kind, Periodic):
         turn = 2.0 * np.pi / kind.period
         return np.angle(np.exp(1j * turn * draws).mean(axis=-1)) / turn % kind.period
-    return draws.mean(axis=-1)
+    return _mean(draws)
+
+
+def _mean(draws: np.ndarray) -> np.ndarray:
+    """Return the mean of draws along the last axis; one that is far outside all others does not decide it."""
+    low, high = np.quantile(draws, [OUTER_DRAWS, 1.0 - OUTER_DRAWS], axis=-1, keepdims=True)
+    return moved_in(draws, low, high).mean(axis=-1)
 
 
 class LawDensity(AbstractDensity):
