@@ -1,5 +1,7 @@
 """Chains: normalised whatever their weights, blind to what comes after, and drawn from as they are scored."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,3 +162,34 @@ def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
         assert np.trapezoid(density, y, axis=1) == pytest.approx(1.0, abs=0.01)
     ratio = draws.log_density - chain.log_densities(draws.targets, x, cells=CELLS).sum(1)
     assert abs(ratio.mean()) < 4.0 * ratio.std() / np.sqrt(len(ratio)) + 0.005
+
+
+@pytest.fixture
+def half_warped():
+    """A chain whose second link, about the first column, has units like logarithms."""
+    return Chain.draw(0, np.array([[1, 0]]), width=4, depth=1, seed=0, warped=np.array([True, False])).member(0)
+
+
+def test_warped_links_have_thin_tails_and_others_have_not(half_warped):
+    far = np.array([[60.0, 0.0], [0.0, 60.0]])
+    found = half_warped.log_densities(far, np.zeros((2, 0)), cells=288)
+    traced = half_warped.log_densities(jnp.asarray(far), jnp.zeros((2, 0)), cells=288)
+    # Thin tails are those of a normal law three times as wide, others have one that is 27 times as wide.
+    assert found[0, 1] < -150.0 < -20.0 < found[1, 0]
+    assert np.allclose(found, traced, rtol=1e-4)
+
+
+def test_the_density_of_a_warped_link_integrates_to_one(half_warped):
+    line = np.linspace(-30.0, 30.0, 6001)
+    rows = np.stack([line, np.full(line.shape, 0.4)], axis=1)
+    values = np.exp(half_warped.log_densities(rows, np.zeros((len(line), 0)), cells=288)[:, 1])
+    assert np.trapezoid(values, line) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_warped_link_stays_in_reach_whatever_its_network_says(half_warped):
+    shift = half_warped.shift.copy()
+    shift[:, :2] = 100.0, 5.0
+    wild = dataclasses.replace(half_warped, shift=shift)
+    draws = wild.sample(np.zeros((4000, 0)), cells=wild.cells, rng=np.random.default_rng(0)).targets
+    # One standard deviation at most around eight: of 4,000 draws of a law three times as wide none is five widths away.
+    assert np.abs(draws[:, 0]).max() < 8.0 + 5.0 * 3.0 < 50.0 < np.median(draws[:, 1])

@@ -240,17 +240,20 @@ class KernelModel(TableReader):
         """Return a learned chain."""
         targets, condition, inputs, weight = rows
         settings, kinds = self.learned or EFFORTS[self.effort], self._described.kinds
-        # The tails of logarithms are thin: only links that know their kinds can see to that.
-        wired, support, wiring = self._is_mixed(targets) or any(_logs(kinds)), None, None
+        # The tails of logarithms, and of what is warped like them, are thin: others would be astronomic in the data's units.
+        wired, support, warped, wiring = self._is_mixed(targets) or any(_logs(kinds)), None, None, None
         scaling = Units.of(targets, kinds, weight=weight) if wired else Scaling.standardising(targets, weight=weight)
         sample = Sample(scaling.to_model(targets), condition, weight)
         if isinstance(scaling, Units):
             wiring = Wiring.of(scaling, sample.target)
-        elif (ends := self._support(targets)) is not None:
-            support = np.concatenate([scaling.to_model(side) for side in ends])
+        else:
+            warped = np.array(scaling.warped) if any(scaling.warped) else None
+            if (ends := self._support(targets)) is not None:
+                support = np.concatenate([scaling.to_model(side) for side in ends])
         task = (sample, settings, support, wiring)
         place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", task)
-        ensemble = learn(sample, settings, key=keys[4], support=support, wiring=wiring, report=listener, checkpoint=place)
+        known: Any = {"support": support, "warped": warped, "wiring": wiring}
+        ensemble = learn(sample, settings, key=keys[4], **known, report=listener, checkpoint=place)
         self.polish_ = ensemble.polish
         made: Any = MixedDensity if wired else LearnedDensity
         density = made(ensemble.chain, scaling, Inputs.of(inputs, condition))

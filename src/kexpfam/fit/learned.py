@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.folds import elsewhere
@@ -339,13 +339,15 @@ def learn(
     *,
     key: Key[Array, ""],
     support: Float[np.ndarray, "2 d"] | None = None,
+    warped: Bool[np.ndarray, " d"] | None = None,
     wiring: Wiring | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Ensemble:
     """Return an ensemble learned from a sample in model units; ``support`` are bounds of the targets, in these units too.
 
-    A ``wiring`` says of what kinds the targets are, and knows their bounds.
+    ``warped`` are the targets whose units are like logarithms. A ``wiring`` says of what kinds the targets are, and knows
+    their bounds and their tails.
     """
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
@@ -358,7 +360,7 @@ def learn(
     bumps = settings.resolution(rows, dim)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     chain: AbstractChain = (
-        Chain.draw(sample.condition.shape[1], orders, **shape, bumps=bumps)
+        Chain.draw(sample.condition.shape[1], orders, **shape, bumps=bumps, warped=warped)
         if wiring is None
         else MixedChain.draw(sample.condition.shape[1], orders, wiring, np.asarray(sample.target), **shape)
     )

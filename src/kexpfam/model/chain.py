@@ -19,7 +19,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.filling import Filling
@@ -42,6 +42,8 @@ CORE, STEEPNESS, LAST = 6.4, 16.0, 150.0
 TAIL = (LAST - CORE) / np.sinh(STEEPNESS)
 # Logarithms of scales, in standard deviations of a column, are kept in this range: ties have no limit of their own.
 LOG_SCALES = (-7.0, 3.0)
+# Locations and logarithms of scales of columns whose units are like logarithms stay within these.
+WARPED_REACH, WARPED_LOG_SCALE = 8.0, 0.0
 # Norms of a tilt in its RKHS approach this one: its peaks are as wide as a cell then, and none can hide between two.
 LARGEST_NORM = 25.0
 # Cells of the residual, and cells per bump, at least: twice as many change log densities by less than rounding shows.
@@ -53,6 +55,10 @@ HEAD = 2
 # Functions in psi besides the bumps, a linear and a quadratic one; and all of them.
 OTHERS = 2
 FEATURES = BUMPS + OTHERS
+
+
+# Whether residuals have thin tails: all of them or none, or some links.
+Thin = bool | Bool[AnyArray, "..."]
 
 
 class Residuals(NamedTuple):
@@ -95,11 +101,26 @@ def features(r: Float[AnyArray, "*n"], count: int = FEATURES) -> Float[AnyArray,
     return xp.concatenate([xp.stack([linear, quadratic], axis=-1), bumps], axis=-1)
 
 
-def log_base(r: Float[AnyArray, "*n"], *, thin: bool = False) -> Float[AnyArray, "*n"]:
+def log_base(r: Float[AnyArray, "*n"], *, thin: Thin = False) -> Float[AnyArray, "*n"]:
     """Return ``log b(r)``; with thin tails it has the two narrow normals alone."""
-    shares, widths = (np.asarray(part[: 2 if thin else None], r.dtype) for part in (TAIL_SHARES, TAIL_WIDTHS))
-    parts = np.log((shares / shares.sum() if thin else shares) / widths) - 0.5 * (r[..., None] / widths) ** 2
-    return logsumexp(parts) - 0.5 * LOG_TWO_PI
+    widths = np.asarray(TAIL_WIDTHS, r.dtype)
+    heights = _either(thin, lambda thin: np.asarray(_log_heights(thin), r.dtype))
+    return logsumexp(heights - 0.5 * (r[..., None] / widths) ** 2) - 0.5 * LOG_TWO_PI
+
+
+@lru_cache
+def _log_heights(thin: bool) -> np.ndarray:
+    """Return the logarithms of shares over widths, minus infinity for what thin tails do without."""
+    shares = np.array(TAIL_SHARES) * ([1.0, 1.0, 0.0, 0.0] if thin else 1.0)
+    with np.errstate(divide="ignore"):
+        return np.log(shares / shares.sum() / TAIL_WIDTHS)
+
+
+def _either(thin: Thin, of: Callable[[bool], np.ndarray]) -> AnyArray:
+    """Return what is of thin tails or of others, link by link where they differ."""
+    if isinstance(thin, bool):
+        return of(thin)
+    return thin.__array_namespace__().where(thin[..., None], of(True), of(False))
 
 
 class Told(NamedTuple):
@@ -110,10 +131,10 @@ class Told(NamedTuple):
     coefficients: Float[AnyArray, "*n k"]
     low: Float[AnyArray, "*n"] | None
     high: Float[AnyArray, "*n"] | None
-    thin: bool = False
+    thin: Thin = False
 
     @classmethod
-    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, *, thin: bool = False) -> "Told":
+    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, *, thin: Thin = False) -> "Told":
         """Return what the outputs of a network say; a location outside the support is moved to its border.
 
         Residuals of logarithms and the like have ``thin`` tails: others would be astronomic in the data's units.
@@ -140,9 +161,11 @@ class Told(NamedTuple):
     def exponents(self, cells: int) -> Float[AnyArray, "*n m"]:
         """Return the log masses of the cells before they are normalised; a cell across a bound has the share that is inside."""
         dtype = self.coefficients.dtype
-        grid = residuals(cells, np.dtype(dtype).name, self.thin, self.coefficients.shape[-1])
+        of = lambda thin: residuals(cells, np.dtype(dtype).name, thin, self.coefficients.shape[-1])
+        grid = of(False)
         exponents = self.coefficients @ grid.features.T
-        exponents += grid.log_masses  # in place: new pages of memory would cost more than the product
+        # In place: new pages of memory would cost more than the product.
+        exponents += _either(self.thin, lambda thin: of(thin).log_masses)
         if self.low is None or self.high is None:
             return exponents
         xp = exponents.__array_namespace__()
@@ -152,7 +175,8 @@ class Told(NamedTuple):
     def link(self, j: int) -> "Told":
         """Return what the j-th of several links is told."""
         low, high = (None if side is None else side[:, j] for side in (self.low, self.high))
-        return Told(self.location[:, j], self.log_scale[:, j], self.coefficients[:, j], low, high, self.thin)
+        thin = self.thin if isinstance(self.thin, bool) else self.thin[j]
+        return Told(self.location[:, j], self.log_scale[:, j], self.coefficients[:, j], low, high, thin)
 
     def cells(self, cells: int) -> tuple[Float[AnyArray, "n edges"], Float[AnyArray, "n m"]]:
         """Return the edges of each row's cells, in residuals and within the bounds, and the cells' masses up to a factor."""
@@ -198,6 +222,20 @@ def _found(running: Float[AnyArray, "n m"], wanted: Float[AnyArray, " n"]) -> tu
     place = xp.minimum((running < wanted[:, None]).sum(axis=1), running.shape[1] - 1)
     before = running[np.arange(len(running)), place - 1]
     return place, wanted - xp.where(place > 0, before, 0.0)
+
+
+def _told(outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, warped: Thin) -> Told:
+    """Return what the outputs of a network say to links, of which the warped ones have thin tails and know no extremes.
+
+    A network that has never seen a row like this one may say anything, and an arcsinh of 30 is astronomic in the data's units.
+    """
+    if warped is False:
+        return Told.of(outputs, support)
+    xp = outputs.__array_namespace__()
+    location = xp.where(warped, xp.clip(outputs[..., 0], -WARPED_REACH, WARPED_REACH), outputs[..., 0])
+    log_scale = xp.where(warped, xp.minimum(outputs[..., 1], WARPED_LOG_SCALE), outputs[..., 1])
+    head = xp.stack([location, log_scale], axis=-1)
+    return Told.of(xp.concatenate([head, outputs[..., HEAD:]], axis=-1), support, thin=warped)
 
 
 class Masks(NamedTuple):
@@ -313,6 +351,7 @@ class Chain(AbstractChain):
     ``order`` says which column of the targets each link is about. The weights lie as inputs times outputs; those of the links
     are (inputs, links, outputs per link). ``support`` are the lower and upper bounds of the targets, in the order of the chain.
     ``correction`` maps a one and the last hidden units to what is added to the tilts' coefficients, (1 + units, links, k).
+    ``warped`` are the links whose units are like logarithms, in the order of the chain too; none of them if left out.
     """
 
     order: Int[AnyArray, "*m d"]
@@ -324,6 +363,7 @@ class Chain(AbstractChain):
     shift: Float[AnyArray, "*m d o"]
     support: Float[AnyArray, "*m 2 d"] | None = None
     correction: Float[AnyArray, "*m u d k"] | None = None
+    warped: Bool[AnyArray, "*m d"] | None = None
 
     @classmethod
     def draw(
@@ -335,8 +375,12 @@ class Chain(AbstractChain):
         depth: int,
         seed: int,
         bumps: int = BUMPS,
+        warped: Bool[np.ndarray, " d"] | None = None,
     ) -> "Chain":
-        """Return stacked members with these orders of the targets, whose links are all close to the standard normal law."""
+        """Return stacked members with these orders of the targets, whose links are all close to the standard normal law.
+
+        ``warped`` says of every column whether its units are like logarithms.
+        """
         (members, dim), rng = orders.shape, np.random.default_rng(seed)
         inputs, outputs = condition_dim + dim, HEAD + OTHERS + bumps
         normal = lambda scale, *shape: (scale * rng.standard_normal((members, *shape))).astype(np.float32)
@@ -349,6 +393,7 @@ class Chain(AbstractChain):
             normal(0.01, width, dim, outputs),
             zeros(inputs, dim, outputs),
             zeros(dim, outputs),
+            warped=None if warped is None else warped[orders],
         )
 
     @property
@@ -392,7 +437,8 @@ class Chain(AbstractChain):
         """Return what every link is told: location, log scale and the coefficients of the tilt."""
         flat = lambda part, mask: (part * mask[:, :, None]).astype(rows.dtype).reshape(part.shape[0], -1)
         outputs = units @ flat(self.out, self.masks.out) + rows @ flat(self.skip, self.masks.skip)
-        told = Told.of(outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype), self.support)
+        outputs = outputs.reshape(len(rows), self.dim, -1) + self.shift.astype(rows.dtype)
+        told = _told(outputs, self.support, False if self.warped is None else self.warped)
         if self.correction is None:
             return told
         added = units @ flat(self.correction[1:], self.masks.out)
@@ -426,7 +472,8 @@ class Chain(AbstractChain):
         for j, column in enumerate(self.order):
             units = filling.ready(j, rows)
             outputs = units @ out[: units.shape[1], j] + rows @ skip[:, j] + shift[j]
-            told = Told.of(outputs, None if self.support is None else self.support[:, j])
+            warped = self.warped is not None and bool(self.warped[j])
+            told = _told(outputs, None if self.support is None else self.support[:, j], warped)
             if self.correction is not None and correction is not None:
                 told = told.tilted(units @ correction[: units.shape[1], j] + self.correction[0, j])
             values, log_link = told.drawn(cells, rng.random(count, np.float32))
