@@ -52,12 +52,7 @@ def plain(steps: int) -> DoublyDual:
     return DoublyDual.plain(transport_rate=5e-3 / np.sqrt(steps), horizon=np.inf)
 
 
-def default(steps: int) -> DoublyDual:
-    """Return the players of ``solver="dde"``, whose schedules run over the steps."""
-    return DoublyDual(horizon=float(steps))
-
-
-SCHEMES: dict[str, Callable[[int], Any]] = {"Algorithm 1": printed, "plain players": plain, "dde": default}
+SCHEMES: dict[str, Callable[[int], Any]] = {"Algorithm 1": printed, "plain players": plain}
 
 
 def stationarity(cell: Cell) -> Values:
