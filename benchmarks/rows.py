@@ -24,13 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TABLES", "main", "measured", "paged", "tabled"]
+__all__ = ["TABLES", "main", "measured", "tabled"]
 
 TWO = (100_000, 1_000_000)
 SIZES = {"rings": (10_000, *TWO), "brief": TWO, "chain": TWO, "inputs": TWO, "flights": (100_000, 317_346)}
 CONDITIONAL = ("inputs", "flights")
 PAGE = Path(__file__).parents[1] / "docs" / "many-rows.md"
-BEGIN, END = "<!-- benchmark: rows -->\n", "<!-- end of benchmark: rows -->\n"
 NAMES = {
     "rings": "rings, 2 columns, as it comes",
     "chain": 'chain, 10 columns, `effort="fast"`',
@@ -141,20 +140,14 @@ def tabled(lines: Iterable[str]) -> str:
     return "\n".join([head, "|---|---|---|---|---|", *rows]) + "\n"
 
 
-def paged(text: str, lines: Iterable[str]) -> str:
-    """Return a page with its table made anew, between its marks."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + tabled(lines) + END + rest.split(END)[1]
-
-
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--cell"]:
         print(json.dumps(cell(Path(arguments[1]), arguments[2])))
         return
-    from ledger import RECORDS, append
+    from ledger import append, lines, paged
 
     if arguments[:1] == ["--page"]:
-        PAGE.write_text(paged(PAGE.read_text(), (RECORDS / "rows.jsonl").read_text().splitlines()))
+        PAGE.write_text(paged(PAGE.read_text(), "rows", tabled(lines("rows"))))
         return
 
     sizes = {arguments[0]: tuple(map(int, arguments[1:])) or SIZES[arguments[0]]} if arguments else SIZES

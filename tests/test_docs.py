@@ -122,10 +122,12 @@ def test_no_record_was_made_by_code_that_was_not_committed():
     assert not [record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")]
 
 
-def test_the_costs_of_rows_are_those_of_the_newest_records(monkeypatch):
+@pytest.mark.parametrize(("name", "page"), [("rows", "docs/many-rows.md"), ("joint", "docs/real-tables.md")])
+def test_the_costs_on_a_page_are_those_of_the_newest_records(name, page, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    rows = importlib.import_module("rows")
-    page, lines = (ROOT / "docs/many-rows.md").read_text(), (ROOT / "benchmarks/records/rows.jsonl").read_text().splitlines()
-    assert rows.paged(page, lines) == page
-    newer = json.dumps({"table": "rings", "cells": [{"rows": 10_000, "processor_seconds": 7.0, "peak_mb": 5.0, "nll": 2.0}]})
-    assert "| 10,000 | 7 | 5 | 2.000 |" in rows.paged(page, [*lines, newer])
+    benchmark, ledger = importlib.import_module(name), importlib.import_module("ledger")
+    text, records = (ROOT / page).read_text(), ledger.lines(name)
+    assert ledger.paged(text, name, benchmark.tabled(records)) == text
+    newer = json.loads(records[-1])
+    changed = json.loads(json.dumps(newer).replace('"nll": ', '"nll": 77'))
+    assert ledger.paged(text, name, benchmark.tabled([*records, json.dumps(changed)])) != text
