@@ -178,3 +178,13 @@ def test_few_rows_are_left_to_the_kernel():
     x, y = rows_of(0, 60)
     model = ConditionalKernelExpFamily(random_state=0, search=None).fit(x, y)
     assert isinstance(model.density_, Density)
+
+
+def test_links_know_which_columns_have_heavy_tails(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(120, 3))
+    rows[:, 1] = np.sinh(3.0 * rows[:, 1])
+    model = KernelExpFamily(base="chain", learned=Learned(folds=2, repeats=1, epochs=1), random_state=0).fit(rows)
+    members = model.density_.members
+    assert np.array_equal(members.warped, members.order == 1)
+    model.save(tmp_path / "model")
+    assert np.array_equal(kexpfam.load(tmp_path / "model").score_samples(rows), model.score_samples(rows))

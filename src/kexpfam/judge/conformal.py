@@ -104,7 +104,7 @@ class Conformal(eqx.Module):
         ]
 
     def __str__(self) -> str:
-        return "\n".join(f"{name + ':':<28}{value}" for name, value in self.lines())
+        return "\n".join(f"{name + ':':<27} {value}" for name, value in self.lines())
 
     def _knots(self) -> np.ndarray:
         if self.levels is None:

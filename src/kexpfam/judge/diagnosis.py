@@ -114,7 +114,7 @@ class AbstractDiagnosis(abc.ABC):
         return [("verdict", self.verdict.upper()), *self.lines(), *([] if self.repair is None else self.repair.lines())]
 
     def __str__(self) -> str:
-        rows = [f"{name + ':':<28}{value}" for name, value in self.rows()]
+        rows = [f"{name + ':':<27} {value}" for name, value in self.rows()]
         return "\n".join(rows + [f"- {line}" for line in self.advice])
 
     def as_dict(self) -> dict[str, Any]:
