@@ -352,11 +352,8 @@ def learn(
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
     seed = seed_from(seed_key)
-    rng, parts = np.random.default_rng(seed), settings.parts(rows)
-    order, size = rng.permutation(rows), max(1, int(settings.held_out * rows))
-    shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
-    held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
-    orders = np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
+    parts = settings.parts(rows)
+    held, kept, orders = _dealt(rows, dim, settings, np.random.default_rng(seed))
     bumps = settings.resolution(rows, dim)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     chain: AbstractChain = (
@@ -380,6 +377,16 @@ def learn(
     if isinstance(best, Chain) and rows * dim <= settings.polished_rows:
         best, polish = polished(best, sample, kept, held, parts, settings.polish, cells)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
+
+
+def _dealt(
+    rows: int, dim: int, settings: Learned, rng: np.random.Generator
+) -> tuple[Int[np.ndarray, "m h"], Int[np.ndarray, "m k"], Int[np.ndarray, "m d"]]:
+    """Return the rows that each member is judged by, those that it learns from, and its order of the columns."""
+    parts, order, size = settings.parts(rows), rng.permutation(rows), max(1, int(settings.held_out * rows))
+    shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
+    held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
+    return held, kept, np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
 
 
 def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.precision import double_precision
 
-__all__ = ["AbstractDensity", "Distributions", "moved_in", "narrowed", "positive", "scores"]
+__all__ = ["FAR", "AbstractDensity", "Distributions", "moved_in", "narrowed", "positive", "scores"]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150

@@ -20,7 +20,7 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.data.units import Units
 from kexpfam.model.chain import AbstractChain
 from kexpfam.model.density import Inputs
-from kexpfam.model.distributions import AbstractDensity, Distributions, moved_in, narrowed
+from kexpfam.model.distributions import FAR, AbstractDensity, Distributions, moved_in, narrowed
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 from kexpfam.model.mixed import MixedChain
 
@@ -28,8 +28,6 @@ __all__ = ["LawDensity", "LearnedDensity", "MixedDensity", "Stack"]
 
 # Probabilities in memory at a time.
 CHUNK_NUMBERS = 4_000_000
-# Points of distribution functions are kept below this, so that differences of them are numbers.
-LARGEST = 1e300
 # Draws behind the mean of several targets.
 MEAN_DRAWS = 512
 # The share of them on either side that is not the central part of their law.
@@ -214,7 +212,7 @@ class MixedDensity(LearnedDensity):
         """Return points of the single column in the data's units; the atom of a positive number is below all."""
         with np.errstate(over="ignore"):
             values = Scaling.to_data(self.scaling, points.reshape(-1, 1)).reshape(points.shape)
-        values = np.clip(values, -LARGEST, LARGEST)
+        values = np.clip(values, -FAR, FAR)
         (kind,) = self.scaling.kinds
         return np.where(np.isneginf(points), kind.value, values) if isinstance(kind, Atom) else values
 
