@@ -92,7 +92,8 @@ class TestConditional:
         assert "coverage of intervals" in report
 
     def test_it_can_be_looked_at(self, name, request):
-        request.getfixturevalue(name).plot()
+        panels = request.getfixturevalue(name).plot().axes
+        assert panels and all(panel.has_data() for panel in panels)
 
 
 def test_the_joint_density_is_normalised(joint):
