@@ -30,7 +30,9 @@ NO_TILT = 1e-9
 def fitted(train: np.ndarray, conditional: bool, settings: Learned):
     """Return learned chains alone."""
     if conditional:
-        return ConditionalKernelExpFamily(base="chain", learned=settings, random_state=0).fit(train[:, :-1], train[:, -1])
+        return ConditionalKernelExpFamily(base="chain", learned=settings, random_state=0).fit(
+            train[:, :-1], train[:, -1]
+        )
     return KernelExpFamily(base="chain", learned=settings, random_state=0).fit(train)
 
 
@@ -44,7 +46,9 @@ def members(model, test: np.ndarray, conditional: bool) -> float:
     density = model.density_
     targets, X = (test[:, -1:], test[:, :-1]) if conditional else (test, np.zeros((len(test), 0)))
     z, condition = density.scaling.to_model(targets), density.inputs.to_model(X) if conditional else X
-    parts = [density.members.member(k).log_densities(z, condition, cells=288).sum(1) for k in range(len(density))]
+    parts = [
+        density.members.member(k).log_densities(z, condition, cells=288).sum(1) for k in range(len(density))
+    ]
     return float(-np.mean(parts) - density.scaling.log_jacobian(targets).mean())
 
 

@@ -35,12 +35,23 @@ def rows_of(count: int, targets: int, rng: np.random.Generator) -> tuple[np.ndar
 
 # Neighbours so near that there are next to none, for one target and for two, and a fit that is far too smooth.
 MODELS: dict[str, tuple[int, Callable[[], Any]]] = {
-    "kernel density, width 0.02": (1, lambda: ConditionalKernelDensity(condition_width=0.02, width=0.02, random_state=0)),
-    "two targets, neighbours within 0.02": (2, lambda: NeighbourDensity(radius=0.02, width=0.05, random_state=0)),
+    "kernel density, width 0.02": (
+        1,
+        lambda: ConditionalKernelDensity(condition_width=0.02, width=0.02, random_state=0),
+    ),
+    "two targets, neighbours within 0.02": (
+        2,
+        lambda: NeighbourDensity(radius=0.02, width=0.05, random_state=0),
+    ),
     "kernel exponential family, penalty 1": (
         1,
         lambda: ConditionalKernelExpFamily(
-            condition_lengthscale=1.0, lengthscale=1.0, rkhs_penalty=1.0, base_width=1.0, power=False, random_state=0
+            condition_lengthscale=1.0,
+            lengthscale=1.0,
+            rkhs_penalty=1.0,
+            base_width=1.0,
+            power=False,
+            random_state=0,
         ),
     ),
 }
@@ -74,7 +85,10 @@ def main() -> None:
             found.append(repetition(name, seed))
             print(name, seed, *found[-1], flush=True)
         before, after = np.array(found).transpose(1, 0, 2)
-        laws = [betabinom(TEST, round((REPAIR + 1) * level), REPAIR + 1 - round((REPAIR + 1) * level)) for level in LEVELS]
+        laws = [
+            betabinom(TEST, round((REPAIR + 1) * level), REPAIR + 1 - round((REPAIR + 1) * level))
+            for level in LEVELS
+        ]
         bands = np.array([law.ppf([0.025, 0.975]) for law in laws]) / TEST
         errors = np.array([law.std() for law in laws]) / TEST / np.sqrt(count)
         record = {
@@ -84,7 +98,9 @@ def main() -> None:
             "before": before.mean(0).round(4).tolist(),
             "after": after.mean(0).round(4).tolist(),
             "standard_errors": errors.round(4).tolist(),
-            "within_band": [int(np.sum((bands[j, 0] <= a) & (a <= bands[j, 1]))) for j, a in enumerate(after.T)],
+            "within_band": [
+                int(np.sum((bands[j, 0] <= a) & (a <= bands[j, 1]))) for j, a in enumerate(after.T)
+            ],
         }
         print(record, flush=True)
         append("conformal", record)

@@ -94,7 +94,9 @@ def measure(script: str, data: Path, cache: Path) -> dict[str, float]:
     """Return what a script prints in a fresh process with an empty compilation cache."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-W", "ignore", "-c", START + script, str(data)]
-    done = subprocess.run(command, env=environment | {"KEXPFAM_CACHE": str(cache)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment | {"KEXPFAM_CACHE": str(cache)}, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -103,7 +105,8 @@ def measure(script: str, data: Path, cache: Path) -> dict[str, float]:
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict:
     """Return the medians of every number of every contestant, and the ratios that matter."""
     medians = {
-        name: {what: round(statistics.median(run[what] for run in each), 3) for what in each[0]} for name, each in runs.items()
+        name: {what: round(statistics.median(run[what] for run in each), 3) for what in each[0]}
+        for name, each in runs.items()
     }
     first = lambda name: medians[name]["first call"]
     imported = lambda name: medians[name]["import"]
@@ -111,7 +114,8 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict:
         "first call / KernelDensity": first("kexpfam") / first("KernelDensity, 25 bandwidths"),
         "first call / SplineFlow": first("kexpfam") / first("SplineFlow"),
         "first fit / second fit": medians["kexpfam"]["fit"] / medians["kexpfam"]["second fit"],
-        "import kexpfam / import jax, sklearn.base": imported("import kexpfam") / imported("import jax, sklearn.base"),
+        "import kexpfam / import jax, sklearn.base": imported("import kexpfam")
+        / imported("import jax, sklearn.base"),
         "from kexpfam import KernelExpFamily / import jax, sklearn.base": (
             imported("from kexpfam import KernelExpFamily") / imported("import jax, sklearn.base")
         ),

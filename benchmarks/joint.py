@@ -44,7 +44,10 @@ def tabled(records: Iterable[str]) -> str:
         for count, methods in sorted(newest.items())
         for method, one in methods.items()
     ]
-    return "\n".join(["| rows | | fit s | MB | ms per 5,000 draws | NLL |", "|---|---|---|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join(["| rows | | fit s | MB | ms per 5,000 draws | NLL |", "|---|---|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -58,7 +61,9 @@ def main(arguments: list[str]) -> None:
         cells = {}
         for method in METHODS:
             command = [sys.executable, "-W", "ignore", __file__, "--cell", str(rows), method]
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"KEXPFAM_CACHE": "off"})
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | {"KEXPFAM_CACHE": "off"}
+            )
             if done.returncode == 0:
                 cells[method] = json.loads(done.stdout.splitlines()[-1])
                 print(rows, method, cells[method], flush=True)

@@ -13,7 +13,9 @@ RECORDS = Path(__file__).parent / "records"
 
 def commit() -> str:
     """Return the commit of the checkout, marked if files other than the records themselves differ from it."""
-    said = lambda *words: subprocess.run(["git", *words], cwd=RECORDS.parent, capture_output=True, text=True).stdout.strip()
+    said = lambda *words: subprocess.run(
+        ["git", *words], cwd=RECORDS.parent, capture_output=True, text=True
+    ).stdout.strip()
     changed = said("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RECORDS.name}")
     return (said("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changed else "")
 

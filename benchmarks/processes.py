@@ -72,7 +72,12 @@ def shared(count_of_rows: int = ROWS) -> dict[str, object]:
             threads = dict.fromkeys(THREADS, "1")
             command = [sys.executable, __file__, "--cell", str(path)]
             run = [
-                subprocess.Popen([*command, str(rank), str(count)], stdout=subprocess.PIPE, text=True, env=os.environ | threads)
+                subprocess.Popen(
+                    [*command, str(rank), str(count)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | threads,
+                )
                 for rank in range(count)
             ]
             found[count] = json.loads(run[0].communicate()[0].splitlines()[-1])
@@ -103,7 +108,9 @@ def costs(rows: int = 300_000) -> dict[str, object]:
             write(path, table, rows)
             command = [sys.executable, __file__, "--cell", str(path), "0", "1", str(int(table == "brief"))]
             threads = dict.fromkeys(THREADS, "1")
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | threads)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=os.environ | threads
+            )
             seconds = json.loads(done.stdout.splitlines()[-1])
             found[table] = {stage: round(1e6 * seconds[stage] / rows, 2) for stage in STAGES}
     return {"kind": "costs", "rows": rows, "microseconds_per_row": found}
@@ -123,9 +130,14 @@ def killed(trials: int) -> dict[str, object]:
         alone = [*COMMAND, *base, "-o", str(place / "alone")]
         subprocess.run(alone, check=True, capture_output=True, env=os.environ | threads)
         started = time.perf_counter()
-        subprocess.run([*COMMAND, *base, "--processes", "2", "-o", str(place / "two")], check=True, capture_output=True)
+        subprocess.run(
+            [*COMMAND, *base, "--processes", "2", "-o", str(place / "two")], check=True, capture_output=True
+        )
         length = time.perf_counter() - started
-        cells = [trial(place, base, length * rng.uniform(0.05, 0.95), int(rng.integers(2)), k) for k in range(trials)]
+        cells = [
+            trial(place, base, length * rng.uniform(0.05, 0.95), int(rng.integers(2)), k)
+            for k in range(trials)
+        ]
     return {"kind": "killed", "seconds_undisturbed": round(length, 1), "trials": cells}
 
 
@@ -135,7 +147,9 @@ def trial(place: Path, base: list[str], after: float, lost: int, number: int) ->
     command = [*COMMAND, *base, "--processes", "2", "--checkpoint", str(checkpoint), "-o", str(model)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(after)
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True
+    ).stdout
     both = sorted(map(int, listed.split()))
     if launcher.poll() is not None or len(both) < 2:
         launcher.communicate()
@@ -161,7 +175,11 @@ def trial(place: Path, base: list[str], after: float, lost: int, number: int) ->
 
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--cell":
-        print(json.dumps(timed_fit(Path(arguments[1]), *map(int, arguments[2:4]), learned=arguments[4:] == ["1"])))
+        print(
+            json.dumps(
+                timed_fit(Path(arguments[1]), *map(int, arguments[2:4]), learned=arguments[4:] == ["1"])
+            )
+        )
         return
     from ledger import append
 

@@ -50,7 +50,9 @@ def rings(rows: int, rng: np.random.Generator) -> np.ndarray:
 def chain(rows: int, rng: np.random.Generator) -> np.ndarray:
     columns = [rng.normal(size=rows)]
     for _ in range(9):
-        columns.append(np.sin(2.0 * columns[-1]) + (0.2 + 0.2 * columns[-1] ** 2) ** 0.5 * rng.normal(size=rows))
+        columns.append(
+            np.sin(2.0 * columns[-1]) + (0.2 + 0.2 * columns[-1] ** 2) ** 0.5 * rng.normal(size=rows)
+        )
     return np.stack(columns, axis=1)
 
 
@@ -94,7 +96,11 @@ def cell(path: Path, table: str) -> dict[str, float]:
     from kexpfam.fit.learned import Learned
 
     brief = Learned(folds=2, repeats=1, epochs=1)
-    settings = {"rings": {}, "brief": {"base": "chain", "learned": brief}, "chain": {"base": "chain", "effort": "fast"}}
+    settings = {
+        "rings": {},
+        "brief": {"base": "chain", "learned": brief},
+        "chain": {"base": "chain", "effort": "fast"},
+    }
     warnings.simplefilter("ignore")
     test = TABLES[table](HELD_OUT, np.random.default_rng(1))
     names = [f"c{j}" for j in range(test.shape[1])]
@@ -113,7 +119,13 @@ def cell(path: Path, table: str) -> dict[str, float]:
     scores = model.score_samples(*scored)
     np.save(path.with_suffix(".npy"), scores)
     nll = -float(scores.mean())
-    return {"rows": model.n_rows_, "seconds": seconds, "processor_seconds": processor, "peak_mb": peak, "nll": nll}
+    return {
+        "rows": model.n_rows_,
+        "seconds": seconds,
+        "processor_seconds": processor,
+        "peak_mb": peak,
+        "nll": nll,
+    }
 
 
 def measured(table: str, rows: int, folder: Path) -> dict[str, float]:
@@ -121,7 +133,9 @@ def measured(table: str, rows: int, folder: Path) -> dict[str, float]:
     path = folder / f"{table}-{rows}.parquet"
     write(path, table, rows)
     command = [sys.executable, __file__, "--cell", str(path), table]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"KEXPFAM_CACHE": "off"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"KEXPFAM_CACHE": "off"}
+    )
     path.unlink()
     return {name: round(value, 4) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
 
@@ -134,7 +148,9 @@ def tabled(lines: Iterable[str]) -> str:
             cells[record["table"], found["rows"]] = found
     rows = [
         f"| {NAMES[table]} | {count:,} | {found['processor_seconds']:.0f} | {found['peak_mb']:,.0f} | {found['nll']:.3f} |"
-        for (table, count), found in sorted(cells.items(), key=lambda item: (list(NAMES).index(item[0][0]), item[0][1]))
+        for (table, count), found in sorted(
+            cells.items(), key=lambda item: (list(NAMES).index(item[0][0]), item[0][1])
+        )
     ]
     head = "| table | rows | processor seconds | peak memory, MB | NLL of 10,000 new rows |"
     return "\n".join([head, "|---|---|---|---|---|", *rows]) + "\n"

@@ -59,8 +59,12 @@ def jax_rounds():
     base = Box(points.min(0) - 1.0, points.max(0) + 1.0)
     fixed = {"rkhs_penalty": jnp.float32(0.0), "inverse_temperature": jnp.float32(1.0), "anchored": False}
     problem = SaddleProblem(Sample.unconditional(points), base, space, StandardNormal(NOISE), **fixed)
-    sizes = {"width": WIDTH, "batch_size": BATCH} | {f"{player}_depth": hidden for player, hidden in HIDDEN.items()}
-    return rounds(problem, space.size, DoublyDual.plain(nu_rate=1e-4, transport_rate=1e-4, activation="relu", **sizes))
+    sizes = {"width": WIDTH, "batch_size": BATCH} | {
+        f"{player}_depth": hidden for player, hidden in HIDDEN.items()
+    }
+    return rounds(
+        problem, space.size, DoublyDual.plain(nu_rate=1e-4, transport_rate=1e-4, activation="relu", **sizes)
+    )
 
 
 def conditional_rounds(width: int):
@@ -99,7 +103,9 @@ def torch_rounds():
     g, nu = torch_network(NOISE, 2, HIDDEN["transport"]), torch_network(2, 1, HIDDEN["nu"])
     weights = torch.zeros(POINTS, requires_grad=True)
     players = {"f": [weights], "g": list(g.parameters()), "nu": list(nu.parameters())}
-    optimisers = {name: torch.optim.Adam(parameters, 1e-4, betas=(0.5, 0.99)) for name, parameters in players.items()}
+    optimisers = {
+        name: torch.optim.Adam(parameters, 1e-4, betas=(0.5, 0.99)) for name, parameters in players.items()
+    }
 
     def saddle():
         data = points[torch.randint(POINTS, (BATCH,))]
@@ -127,7 +133,9 @@ def torch_rounds():
 
 
 def main() -> None:
-    contestants = {"kexpfam": jax_rounds()} | {f"conditional, width {width}": conditional_rounds(width) for width in (128, 64)}
+    contestants = {"kexpfam": jax_rounds()} | {
+        f"conditional, width {width}": conditional_rounds(width) for width in (128, 64)
+    }
     try:
         contestants["pytorch"] = torch_rounds()
     except ImportError:

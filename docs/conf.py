@@ -26,7 +26,9 @@ myst_heading_anchors = 4
 autodoc_mock_imports = ["arviz", "mapie", "numpyro", "sbi", "skpro", "torch"]
 autodoc_member_order = "bysource"
 # What scikit-learn adds to every estimator is described there.
-autodoc_default_options = {"exclude-members": "get_metadata_routing, set_fit_request, set_predict_request, set_score_request"}
+autodoc_default_options = {
+    "exclude-members": "get_metadata_routing, set_fit_request, set_predict_request, set_score_request"
+}
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_ivar = True

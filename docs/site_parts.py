@@ -35,7 +35,13 @@ class CommandLine(Directive):
 
         lines: list[str] = []
         for name, command in sorted(typer.main.get_command(app).commands.items()):
-            lines += [f"``kexpfam {name}``", "-" * (len(name) + 12), "", _plain(inspect.cleandoc(command.help or "")), ""]
+            lines += [
+                f"``kexpfam {name}``",
+                "-" * (len(name) + 12),
+                "",
+                _plain(inspect.cleandoc(command.help or "")),
+                "",
+            ]
             for parameter in command.params:
                 lines += _entry(parameter)
         section = nodes.section()
@@ -47,7 +53,9 @@ def _entry(parameter: Any) -> list[str]:
     """Return one argument or option as an item of a definition list."""
     if getattr(parameter, "hidden", False):
         return []
-    shown = str(parameter.name).upper() if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+    shown = (
+        str(parameter.name).upper() if parameter.param_type_name == "argument" else ", ".join(parameter.opts)
+    )
     return [f"``{shown}``", f"    {_plain(getattr(parameter, 'help', None) or '')}".rstrip() or "    \\", ""]
 
 

@@ -43,7 +43,10 @@ def c2st(reference: np.ndarray, draws: np.ndarray) -> float:
     rows, is_draw = scaled.astype(np.float32), np.arange(len(scaled)) >= len(reference)
     parts = KFold(FOLDS, shuffle=True, random_state=SEED).split(rows)
     keys = jr.split(jr.key(SEED), FOLDS)
-    found = [_accuracy(rows[a], is_draw[a], rows[b], is_draw[b], key) for (a, b), key in zip(parts, keys, strict=True)]
+    found = [
+        _accuracy(rows[a], is_draw[a], rows[b], is_draw[b], key)
+        for (a, b), key in zip(parts, keys, strict=True)
+    ]
     return float(np.mean(found))
 
 
@@ -76,11 +79,15 @@ def _start(dim: int, key: Key[Array, ""]) -> State:
     return State(layers, zeros, zeros, zero, zero, jnp.asarray(jnp.inf, jnp.float32), zero)
 
 
-def _epoch(state: State, rows: Float[Array, "n d"], is_draw: Float[Array, " n"], key: Key[Array, ""]) -> State:
+def _epoch(
+    state: State, rows: Float[Array, "n d"], is_draw: Float[Array, " n"], key: Key[Array, ""]
+) -> State:
     """Return a classifier after a pass over the rows in a random order; the last update has what is left of them."""
     count, batch = len(rows), min(BATCH, len(rows))
     steps = -(-count // batch)
-    order = jnp.pad(jr.permutation(key, count), (0, steps * batch - count), constant_values=-1).reshape(steps, batch)
+    order = jnp.pad(jr.permutation(key, count), (0, steps * batch - count), constant_values=-1).reshape(
+        steps, batch
+    )
 
     def update(state: State, mine: Int[Array, " b"]) -> tuple[State, Float[Array, ""]]:
         there = (mine >= 0).astype(rows.dtype)
@@ -106,12 +113,18 @@ def _loss(
 def _stepped(state: State, gradient: Layers) -> State:
     """Return a classifier after one of Adam's steps."""
     updates = state.updates + 1
-    first = jax.tree.map(lambda old, new: FIRST_MOMENT * old + (1.0 - FIRST_MOMENT) * new, state.first, gradient)
-    second = jax.tree.map(lambda old, new: SECOND_MOMENT * old + (1.0 - SECOND_MOMENT) * new**2, state.second, gradient)
+    first = jax.tree.map(
+        lambda old, new: FIRST_MOMENT * old + (1.0 - FIRST_MOMENT) * new, state.first, gradient
+    )
+    second = jax.tree.map(
+        lambda old, new: SECOND_MOMENT * old + (1.0 - SECOND_MOMENT) * new**2, state.second, gradient
+    )
     power = updates.astype(jnp.float32)
     rate = RATE * jnp.sqrt(1.0 - SECOND_MOMENT**power) / (1.0 - FIRST_MOMENT**power)
     step = lambda weight, m, v: weight - rate * m / (jnp.sqrt(v) + SMALLEST)
-    return state._replace(layers=jax.tree.map(step, state.layers, first, second), first=first, second=second, updates=updates)
+    return state._replace(
+        layers=jax.tree.map(step, state.layers, first, second), first=first, second=second, updates=updates
+    )
 
 
 def _logits(layers: Layers, rows: Float[Array, "n d"]) -> Float[Array, " n"]:

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 
 from reproduction import readings, saddle_readings
-from reproduction.evidence import MEASURED, NOT_REPRODUCED, REPRODUCED, SHOWN, TESTED, Reading, Records, shown, tested
+from reproduction.evidence import (
+    MEASURED,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    SHOWN,
+    TESTED,
+    Reading,
+    Records,
+    shown,
+    tested,
+)
 from reproduction.readings import SETS
 from reproduction.specs import COMMAND
 from reproduction.tables import NOTHING, markdown
@@ -46,8 +56,21 @@ def page(records: Records) -> str:
     for claim in CLAIMS:
         ours, verdict = claim.reading.read(records) or (NOTHING, NOT_MEASURED)
         evidence, criterion, _ = claim.reading
-        rows.append([claim.section, claim.statement, evidence, f"`{claim.command}`", ours, claim.printed, criterion, verdict])
-    return markdown(("section", "claim", "evidence", "command", "ours", "the paper's", "criterion", "verdict"), rows)
+        rows.append(
+            [
+                claim.section,
+                claim.statement,
+                evidence,
+                f"`{claim.command}`",
+                ours,
+                claim.printed,
+                criterion,
+                verdict,
+            ]
+        )
+    return markdown(
+        ("section", "claim", "evidence", "command", "ours", "the paper's", "criterion", "verdict"), rows
+    )
 
 
 CLAIMS = (

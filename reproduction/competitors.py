@@ -48,7 +48,9 @@ class ForestWithResiduals:
         forest = RandomForestRegressor(TREES, **settings)
         self.mean_ = forest.fit(X, y)
         residuals = (y - forest.oob_prediction_)[:, None]
-        self.residuals_ = GridSearchCV(KernelDensity(), {"bandwidth": BANDWIDTHS}, cv=5).fit(residuals).best_estimator_
+        self.residuals_ = (
+            GridSearchCV(KernelDensity(), {"bandwidth": BANDWIDTHS}, cv=5).fit(residuals).best_estimator_
+        )
         return self
 
     def score_samples(self, X: np.ndarray, y: np.ndarray) -> np.ndarray:

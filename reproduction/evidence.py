@@ -70,7 +70,11 @@ def shown(measure: str, *datasets: str, **wanted: str) -> Reading:
 
     def read(records: Records) -> Finding | None:
         found = good(records.get("figures", []), measure=measure, **wanted)
-        return Finding("figure below", "shown") if {record["cell"]["dataset"] for record in found} >= set(datasets) else None
+        return (
+            Finding("figure below", "shown")
+            if {record["cell"]["dataset"] for record in found} >= set(datasets)
+            else None
+        )
 
     return Reading(SHOWN, "none: by eye", read)
 

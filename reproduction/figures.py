@@ -20,7 +20,9 @@ __all__ = ["convergence", "draw_all", "growth", "portrait_name", "portraits", "r
 
 def portraits(records: list[Record]) -> Figure:
     """Return the paper's first figure: draws over the training rows above, the learned f below, one column per set."""
-    figure, axes = plt.subplots(2, len(records), figsize=(3.6 * len(records), 7.0), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(records), figsize=(3.6 * len(records), 7.0), squeeze=False, layout="constrained"
+    )
     for column, record in zip(axes.T, records, strict=True):
         values = record["values"]
         (left, right), (low, high) = values["limits"]
@@ -31,7 +33,9 @@ def portraits(records: list[Record]) -> Figure:
         f = np.reshape(values["f"], (side, side))
         # f falls without end where there are no data; the top of its range is what it says about them.
         shown = np.clip(f, np.quantile(f, 0.3), None)
-        image = column[1].imshow(shown, origin="lower", extent=(left, right, low, high), interpolation="bilinear")
+        image = column[1].imshow(
+            shown, origin="lower", extent=(left, right, low, high), interpolation="bilinear"
+        )
         figure.colorbar(image, ax=column[1], shrink=0.7)
         column[1].set_title("learned f")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), markerscale=4, ncols=2, loc="outside lower center")
@@ -43,7 +47,9 @@ def convergence(record: Record) -> Figure:
     snapshots, data = record["values"]["draws"], np.asarray(record["values"]["data"])
     columns = min(len(snapshots), 3 if len(snapshots) > 4 else 4)
     rows = -(-len(snapshots) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.2 * columns, 3.3 * rows), squeeze=False, layout="constrained"
+    )
     centre, reach = 0.5 * (data.max(0) + data.min(0)), 0.65 * np.ptp(data, axis=0)
     for axis in axes.flat:
         axis.axis("off")
@@ -64,14 +70,20 @@ def growth(records: list[Record]) -> Figure:
     sizes = {"rows": _fixed(records, "rows", "dim"), "dim": _fixed(records, "dim", "rows")}
     figure, axes = plt.subplots(2, 2, figsize=(9.0, 6.6), layout="constrained", sharey="row")
     for column, (moving, fixed) in zip(axes.T, (("dim", "rows"), ("rows", "dim")), strict=True):
-        for axis, value, unit in zip(column, ("seconds", "megabytes"), ("seconds", "peak MB above the start"), strict=True):
+        for axis, value, unit in zip(
+            column, ("seconds", "megabytes"), ("seconds", "peak MB above the start"), strict=True
+        ):
             for method in dict.fromkeys(record["cell"]["method"] for record in records):
                 mine = good(records, method=method, **{fixed: sizes[fixed]})
                 points = sorted((record["cell"][moving], record["values"][value]) for record in mine)
                 if points:
                     axis.plot(*zip(*points, strict=True), marker="o", label=label(method))
-            axis.set(xscale="log", yscale="log", xlabel={"dim": "dimensions", "rows": "rows"}[moving], ylabel=unit)
-            seen = sorted({record["cell"][moving] for record in records if record["cell"][fixed] == sizes[fixed]})
+            axis.set(
+                xscale="log", yscale="log", xlabel={"dim": "dimensions", "rows": "rows"}[moving], ylabel=unit
+            )
+            seen = sorted(
+                {record["cell"][moving] for record in records if record["cell"][fixed] == sizes[fixed]}
+            )
             axis.set_xticks(seen, [f"{size:,}" for size in seen])
             axis.minorticks_off()
         column[0].set_title(f"{sizes[fixed]} {'rows' if fixed == 'rows' else 'dimensions'}")
@@ -94,7 +106,9 @@ def rates(records: list[Record]) -> Figure:
         mine = good(records, method=method)
         sizes = sorted({record["cell"]["rows"] for record in mine})
         means = [np.mean([r["values"]["kl"] for r in good(mine, rows=size)]) for size in sizes]
-        line = axis.plot(sizes, means, marker="o", label=f"{label(method)}: slope {slope_text(slope(mine))}")[0]
+        line = axis.plot(sizes, means, marker="o", label=f"{label(method)}: slope {slope_text(slope(mine))}")[
+            0
+        ]
         axis.scatter(
             [record["cell"]["rows"] for record in mine], [record["values"]["kl"] for record in mine],
             s=8, alpha=0.4, linewidths=0, color=line.get_color(),

@@ -37,7 +37,9 @@ class Method:
     module: str = LIBRARY
 
     def __call__(self, seed: int) -> Any:
-        return getattr(importlib.import_module(self.module), self.estimator)(**self.settings, random_state=seed)
+        return getattr(importlib.import_module(self.module), self.estimator)(
+            **self.settings, random_state=seed
+        )
 
     def __str__(self) -> str:
         return f"{self.estimator}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
@@ -141,7 +143,8 @@ ALGORITHMS: dict[str, Callable[..., Solver]] = {
 }
 # Families of dual distributions, with f as the saddle point leaves it: a polish would hide what the family costs.
 DUALS: dict[str, Callable[..., Solver]] = {
-    family: of_the_paper("SinglyDual", family=family) for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
+    family: of_the_paper("SinglyDual", family=family)
+    for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
 }
 # What is not the paper's, and is measured beside an algorithm that has it: "NAME + warm start", "NAME + polish".
 OPTIONS = {"warm start": "warm_start", "polish": "polish"}

@@ -40,7 +40,11 @@ def _amounts(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 def _log_amounts(x: np.ndarray, paid: np.ndarray) -> np.ndarray:
     some = np.where(paid > 0.0, paid, 1.0)
-    return np.where(paid > 0.0, np.log(expit(-x)) + lognorm.logpdf(some, 0.6, scale=np.exp(1.0 + 0.5 * x)), np.log(expit(x)))
+    return np.where(
+        paid > 0.0,
+        np.log(expit(-x)) + lognorm.logpdf(some, 0.6, scale=np.exp(1.0 + 0.5 * x)),
+        np.log(expit(x)),
+    )
 
 
 def _shares(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +84,9 @@ def _everything(rng: np.random.Generator, count: int) -> Rows:
     rows = _labels(rng, count)
     label = rows[:, 0].astype(int)
     angle = np.degrees(rng.vonmises(TURNS[label], TIGHT[label])) % 360.0
-    paid = np.where(rng.random(count) < NOTHING[label], 0.0, np.exp(AMOUNTS[label] + 0.5 * rng.normal(size=count)))
+    paid = np.where(
+        rng.random(count) < NOTHING[label], 0.0, np.exp(AMOUNTS[label] + 0.5 * rng.normal(size=count))
+    )
     columns = [rows, rng.poisson(RATES[label]), angle, paid, rng.beta(FIRST[label], SECOND[label])]
     rows = np.column_stack(columns)
     rows[rng.random(rows.shape) < MISSING] = np.nan
@@ -100,7 +106,9 @@ def _log_everything(rows: Rows) -> np.ndarray:
         np.where(paid == 0.0, np.log(NOTHING), amounts),
         beta.logpdf(share, FIRST, SECOND),
     ]
-    cells = [np.where(np.isnan(cell), 0.0, part) for cell, part in zip(rows.T[:, :, None], parts, strict=True)]
+    cells = [
+        np.where(np.isnan(cell), 0.0, part) for cell, part in zip(rows.T[:, :, None], parts, strict=True)
+    ]
     return logsumexp(np.log(SHARES) + sum(cells), axis=1)
 
 
@@ -117,7 +125,10 @@ TABLES: dict[str, MixedTable] = {
     "label": MixedTable({0: "category"}, _labels, _log_labels, 2),
     "amount": _real_and(_amounts, _log_amounts, "atom:0:positive"),
     "all": MixedTable(
-        {0: "category", 2: "count", 3: "periodic:360", 4: "atom:0:positive", 5: "bounded:0:1"}, _everything, _log_everything, 6
+        {0: "category", 2: "count", 3: "periodic:360", 4: "atom:0:positive", 5: "bounded:0:1"},
+        _everything,
+        _log_everything,
+        6,
     ),
 }
 

@@ -24,6 +24,9 @@ def mixed(records: list[Record]) -> str:
 def _shortfall(here: list[Record], method: str) -> str:
     mine = good(here, method=method)
     error = f" ± {mine[0]['values']['shortfall_error']:.3f}" if len(mine) == 1 else ""
-    text, impossible = mean(mine, "shortfall", 3) + error, sum(record["values"].get("impossible_rows", 0) for record in mine)
+    text, impossible = (
+        mean(mine, "shortfall", 3) + error,
+        sum(record["values"].get("impossible_rows", 0) for record in mine),
+    )
     text = f"∞ (rows of density 0: {impossible}; {text} without)" if impossible else text
     return text + failures(chosen(here, method=method))

@@ -124,12 +124,18 @@ def _in_order(name: str, records: list[Record]) -> list[Record]:
 
 def rendered(records: dict[str, list[Record]]) -> str:
     """Return the page: claims, tables, figures, and where the numbers come from."""
-    parts = ["# The paper, reproduced", f"Made by `{COMMAND} page` from the records in this folder, and from nothing else."]
+    parts = [
+        "# The paper, reproduced",
+        f"Made by `{COMMAND} page` from the records in this folder, and from nothing else.",
+    ]
     parts += ["## Claims", claims.INTRODUCTION, claims.page(records)]
     for name in EXPERIMENTS:
         if not records[name]:
             continue
-        parts += [f"## {load_spec(name).title}", f"`{COMMAND} {name}`" + (f". {NOTES[name]}" if name in NOTES else "")]
+        parts += [
+            f"## {load_spec(name).title}",
+            f"`{COMMAND} {name}`" + (f". {NOTES[name]}" if name in NOTES else ""),
+        ]
         if name != "figures":
             parts.append((FULL_TABLES.get(name) or getattr(tables, name))(records[name]))
         parts += [f"![{stem}](figures/{stem}.png)" for stem in pictured(name, records[name])]
@@ -142,7 +148,9 @@ def pictured(name: str, records: list[Record]) -> list[str]:
     if name == "figures":
         runs, portraits = good(records, measure="convergence"), good(records, measure="portrait")
         methods = dict.fromkeys(record["cell"]["method"] for record in portraits)
-        return [figures.portrait_name(method) for method in methods] + [f"convergence-{r['cell']['dataset']}" for r in runs]
+        return [figures.portrait_name(method) for method in methods] + [
+            f"convergence-{r['cell']['dataset']}" for r in runs
+        ]
     return [name] if name in ("cost", "rate") and any(record["status"] == "ok" for record in records) else []
 
 
@@ -151,10 +159,14 @@ def provenance(records: dict[str, list[Record]]) -> str:
     counts: dict[tuple, int] = {}
     for name, rows in records.items():
         for record in rows:
-            made_by = tuple(str(record[key]) for key in ("kexpfam", "commit", "python", "jax", "numpy", "scikit-learn"))
+            made_by = tuple(
+                str(record[key]) for key in ("kexpfam", "commit", "python", "jax", "numpy", "scikit-learn")
+            )
             counts[name, *made_by] = counts.get((name, *made_by), 0) + 1
     lines = [[*key, str(number)] for key, number in sorted(counts.items())]
-    return tables.markdown(("experiment", "kexpfam", "commit", "python", "jax", "numpy", "scikit-learn", "cells"), lines)
+    return tables.markdown(
+        ("experiment", "kexpfam", "commit", "python", "jax", "numpy", "scikit-learn", "cells"), lines
+    )
 
 
 def with_headlines(page: str, records: dict[str, list[Record]]) -> str:

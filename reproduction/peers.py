@@ -69,7 +69,9 @@ class NGBoostNormal:
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> "NGBoostNormal":
         """Fit twice: to find the number of rounds, and with it."""
-        kept, held, y_kept, y_held = train_test_split(X, y, test_size=HELD_OUT_SHARE, random_state=self.random_state)
+        kept, held, y_kept, y_held = train_test_split(
+            X, y, test_size=HELD_OUT_SHARE, random_state=self.random_state
+        )
         first = self._boosted().fit(kept, y_kept, held, y_held, early_stopping_rounds=PATIENCE)
         # The best round is counted from 0.
         self.model_ = self._boosted(n_estimators=first.best_val_loss_itr + 1).fit(X, y)
@@ -108,7 +110,9 @@ class SmoothedQuantileForest:
         unseen = self.forest_.predict(X, quantiles=list(LEVELS), oob_score=True)
         fine = np.isfinite(unseen).all(1)  # a row that every tree has seen has no such quantiles
         widths = y.std() * WIDTHS
-        self.width_ = widths[np.argmax([_log_mixture(y[fine], unseen[fine], width).mean() for width in widths])]
+        self.width_ = widths[
+            np.argmax([_log_mixture(y[fine], unseen[fine], width).mean() for width in widths])
+        ]
         return self
 
     def score_samples(self, X: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -166,7 +170,11 @@ class MixedKernelDensity:
     def fit_kinds(self, X: np.ndarray, kinds: dict[int, str]) -> "MixedKernelDensity":
         """Fit the widths to columns of these kinds."""
         types = "".join({"count": "o", "category": "u"}.get(kinds.get(j, ""), "c") for j in range(X.shape[1]))
-        many = {"efficient": True, "n_sub": self.PART_ROWS, "n_res": 3, "randomize": True} if len(X) > self.PART_ROWS else {}
+        many = (
+            {"efficient": True, "n_sub": self.PART_ROWS, "n_res": 3, "randomize": True}
+            if len(X) > self.PART_ROWS
+            else {}
+        )
         settings = self.package.EstimatorSettings(**many)
         np.random.seed(self.random_state)  # noqa: NPY002, the package has no other way
         self.law_ = self.package.KDEMultivariate(data=X, var_type=types, bw="cv_ml", defaults=settings)

@@ -79,14 +79,22 @@ def like_printed(method: str, *datasets: str) -> Reading:
             ours, exact = (of_table1(records, key, which, "mmd") for which in (method, "exact"))
             if not ours or not exact:
                 return None
-            found, error, printed = 1e3 * mean(ours), 1e3 * standard_error(ours), PAPER["table1"]["mmd"][key][method]
+            found, error, printed = (
+                1e3 * mean(ours),
+                1e3 * standard_error(ours),
+                PAPER["table1"]["mmd"][key][method],
+            )
             texts.append(f"{found:.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else ""))
             below.append(found < printed)
             # One draw has no error: it has to be at the printed figure.
             if found > printed + (SIGMAS * error if np.isfinite(error) else 0.0):
-                behind.append(f"{key} {found:.2f}, where the exact optimum on the same draws has {1e3 * mean(exact):.2f}")
+                behind.append(
+                    f"{key} {found:.2f}, where the exact optimum on the same draws has {1e3 * mean(exact):.2f}"
+                )
         reason = because(f"it is further off: {'; '.join(behind)}")
-        return Finding(", ".join(texts), unless(not behind, reason, verdict=BETTER if all(below) else REPRODUCED))
+        return Finding(
+            ", ".join(texts), unless(not behind, reason, verdict=BETTER if all(below) else REPRODUCED)
+        )
 
     return read
 
@@ -116,7 +124,9 @@ def samples_faster(records: Records) -> Finding | None:
     """Read how much faster the transport draws than a Markov chain."""
     texts, ratios = [], []
     for key in SETS:
-        transport, chain = (of_table1(records, key, method, "sampling_seconds") for method in ("dde", "score matching"))
+        transport, chain = (
+            of_table1(records, key, method, "sampling_seconds") for method in ("dde", "score matching")
+        )
         if not transport or not chain:
             return None
         texts.append(f"{mean(transport):.3f} s")
@@ -125,7 +135,9 @@ def samples_faster(records: Records) -> Finding | None:
     return Finding(text, unless(min(ratios) >= FASTER, because(f"on one set it is {min(ratios):.0f} times")))
 
 
-@measured(f"every circle's share of the draws within {SHARE_ERROR:.0%} of its true share, on every training draw")
+@measured(
+    f"every circle's share of the draws within {SHARE_ERROR:.0%} of its true share, on every training draw"
+)
 def keeps_every_circle(records: Records) -> Finding | None:
     """Read the worst share of draws on a circle of the rings, beside its true share."""
     found = good(records.get("table1", []), dataset="rings", method="dde", dim=2)
@@ -149,7 +161,10 @@ def flows_lag(records: Records) -> Finding | None:
         excess[key] = mean(differences)
     level = [f"{key} {value:+.2f}" for key, value in excess.items() if value < CLEARLY]
     text = ", ".join(f"{key} {value:+.2f}" for key, value in excess.items())
-    return Finding(f"NLL of the flow − default: {text}", unless(not level, because(f"the flow keeps up: {', '.join(level)}")))
+    return Finding(
+        f"NLL of the flow − default: {text}",
+        unless(not level, because(f"the flow keeps up: {', '.join(level)}")),
+    )
 
 
 @measured(f"NLL at least {FAILED} nats above the truth's in ten and twenty dimensions")
@@ -167,7 +182,9 @@ def kernel_density_fails(records: Records) -> Finding | None:
     return Finding(f"NLL of KDE − truth: {text}", unless(excess[least] >= FAILED, fact))
 
 
-@measured(f"at least {COVERED:.0%} of the training rows of every set have a draw nearer than their {NEIGHBOUR}th neighbour")
+@measured(
+    f"at least {COVERED:.0%} of the training rows of every set have a draw nearer than their {NEIGHBOUR}th neighbour"
+)
 def covers(records: Records) -> Finding | None:
     """Read how much of the training rows the draws of the doubly dual embedding cover."""
     shares = {}
@@ -178,7 +195,10 @@ def covers(records: Records) -> Finding | None:
         shares[key] = coverage(np.array(found[0]["values"]["data"]), np.array(found[0]["values"]["draws"]))
     text = ", ".join(f"{key} {share:.0%}" for key, share in shares.items())
     least = min(shares, key=lambda key: shares[key])
-    return Finding(text, unless(shares[least] >= COVERED, because(f"the draws leave {1 - shares[least]:.0%} of {least} bare")))
+    return Finding(
+        text,
+        unless(shares[least] >= COVERED, because(f"the draws leave {1 - shares[least]:.0%} of {least} bare")),
+    )
 
 
 def coverage(rows: np.ndarray, draws: np.ndarray) -> float:
@@ -214,7 +234,9 @@ def near_exact(experiment: str, *solvers: str) -> Reading:
         if not all(gaps.values()):
             return None
         worst = {solver: max(found) for solver, found in gaps.items()}
-        text = ", ".join(f"{label(solver)} {gap:+.3f} over {len(gaps[solver])} fits" for solver, gap in worst.items())
+        text = ", ".join(
+            f"{label(solver)} {gap:+.3f} over {len(gaps[solver])} fits" for solver, gap in worst.items()
+        )
         far = [f"{label(solver)} is {gap:+.3f} off" for solver, gap in worst.items() if gap > NEAR]
         return Finding(f"NLL − exact, worst: {text}", unless(not far, because(", ".join(far))))
 
@@ -261,7 +283,9 @@ def rate_of(method: str, expected: float, printed: str) -> Reading:
             return None
         excess = above_exact(records["rate"], method)
         reason = because(excess) if excess else perhaps("the features that matter grow in number like log n")
-        return Finding(slope_text(found), unless(found[0] - found[1] <= expected and found[0] + found[1] < 0.0, reason))
+        return Finding(
+            slope_text(found), unless(found[0] - found[1] <= expected and found[0] + found[1] < 0.0, reason)
+        )
 
     return read
 
@@ -273,7 +297,9 @@ def above_exact(records: list[Record], method: str) -> str:
     added = paired(ours, exact)
     if method == "exact" or not added:
         return ""
-    return f"at n = {most:,} it is {mean(added):+.4f} nats off the exact solution, which has {mean(exact):.4f}"
+    return (
+        f"at n = {most:,} it is {mean(added):+.4f} nats off the exact solution, which has {mean(exact):.4f}"
+    )
 
 
 def grows_in_dimension(method: str, *, memory: float | None, time: float | None) -> Reading:
@@ -289,9 +315,13 @@ def grows_in_dimension(method: str, *, memory: float | None, time: float | None)
             return None
         ratio = lambda of: float(np.log(of(ends[1]) / of(ends[0])))
         found = {
-            name: ratio(lambda record, name=name: record["values"][name]) / ratio(lambda r: r["cell"]["dim"]) for name in wanted
+            name: ratio(lambda record, name=name: record["values"][name]) / ratio(lambda r: r["cell"]["dim"])
+            for name in wanted
         }
-        fine = [found[n] <= LINEAR if want is None else abs(found[n] - want) <= EXPONENT_ERROR for n, want in wanted.items()]
+        fine = [
+            found[n] <= LINEAR if want is None else abs(found[n] - want) <= EXPONENT_ERROR
+            for n, want in wanted.items()
+        ]
         text = f"memory d^{found['megabytes']:.1f}, time d^{found['seconds']:.1f}"
         return Finding(text, unless(all(fine), perhaps("what does not grow hides the growth at these sizes")))
 
@@ -308,11 +338,16 @@ def cheaper(records: Records) -> Finding | None:
         both = [good(found, method=method, dim=dim, rows=rows) for method in ("dde", "score matching, full")]
         if not all(both):
             return None
-        costs = [[float(np.mean([r["values"][name] for r in mine])) for name in ("megabytes", "seconds")] for mine in both]
+        costs = [
+            [float(np.mean([r["values"][name] for r in mine])) for name in ("megabytes", "seconds")]
+            for mine in both
+        ]
         each = " against ".join(f"{megabytes:.0f} MB, {seconds:.1f} s" for megabytes, seconds in costs)
         texts.append(f"{dim}-D, {rows:,} rows: {each}")
         ahead += [ours < theirs for ours, theirs in zip(*costs, strict=True)]
-    reason = perhaps("programs, importance draws and the sampler, which do not grow, outweigh the system of score matching")
+    reason = perhaps(
+        "programs, importance draws and the sampler, which do not grow, outweigh the system of score matching"
+    )
     return Finding("; ".join(texts), unless(all(ahead), reason)) if texts else None
 
 
@@ -326,7 +361,9 @@ def of_table2(records: Records, method: str) -> dict[str, dict[int, float]]:
 def table_two(method: str) -> Reading:
     """Read on how many sets a method is at or below the paper's figure."""
 
-    @measured("mean NLL at most a printed standard deviation above the printed mean on all sets; better: below it on most")
+    @measured(
+        "mean NLL at most a printed standard deviation above the printed mean on all sets; better: below it on most"
+    )
     def read(records: Records) -> Finding | None:
         rows = of_table2(records, method)
         if not rows:
@@ -337,12 +374,16 @@ def table_two(method: str) -> Reading:
         halves = min(len(values) for values in rows.values())
         text = f"below on {below} of {len(rows)}, within its standard deviation on {len(rows) - len(beyond)}; {halves} halves"
         verdict = BETTER if 2 * below > len(rows) else REPRODUCED
-        return Finding(text, unless(not beyond, because(f"it is beyond that on {', '.join(beyond)}"), verdict=verdict))
+        return Finding(
+            text, unless(not beyond, because(f"it is beyond that on {', '.join(beyond)}"), verdict=verdict)
+        )
 
     return read
 
 
-@measured(f"below all three by {SIGMAS} standard errors of the paired difference on {AHEAD_ON} sets; better: on more")
+@measured(
+    f"below all three by {SIGMAS} standard errors of the paired difference on {AHEAD_ON} sets; better: on more"
+)
 def beats_competitors(records: Records) -> Finding | None:
     """Read on how many sets the default is clearly below each competitor as run here, on the same halves."""
     ours, rivals = of_table2(records, "auto"), {method: of_table2(records, method) for method in RIVALS}
@@ -371,7 +412,9 @@ def released_protocol(records: Records) -> Finding | None:
     near = sum(float(np.mean(values)) <= sum(PAPER["table2"][name]["dde"]) for name, values in found.items())
     gained = float(np.mean([record["values"]["last_nll"] - record["values"]["nll"] for record in looks]))
     text = f"within its standard deviation on {near} of {len(found)}; the chosen look is {gained:.2f} nats below the last"
-    reason = perhaps("the published runs had other length scales, rates or numbers of steps, which are not printed")
+    reason = perhaps(
+        "the published runs had other length scales, rates or numbers of steps, which are not printed"
+    )
     return Finding(text, unless(near >= PROTOCOL_ON, reason))
 
 
@@ -385,6 +428,8 @@ def unstable_on(*datasets: str) -> Reading:
             return None
         failed = {name: sum(record["status"] != "ok" for record in rows) for name, rows in seen.items()}
         text = ", ".join(f"{name}: {failed[name]} of {len(rows)} halves fail" for name, rows in seen.items())
-        return Finding(text, unless(all(failed.values()), perhaps("our solver of the same system is another one")))
+        return Finding(
+            text, unless(all(failed.values()), perhaps("our solver of the same system is another one"))
+        )
 
     return read

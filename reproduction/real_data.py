@@ -32,7 +32,13 @@ FOLDER_VARIABLE = "KEXPFAM_TABLES"
 # The regression that quick runs have in place of a UCI set, and its rows.
 STAND_IN, STAND_IN_ROWS = "wave", 200
 # Where the rows of a joint density are; a UCI set has its target as one more column.
-JOINT = {"power-plant": "uci", "concrete": "uci", "kin8nm": "uci", "redwine": "density", "whitewine": "density"}
+JOINT = {
+    "power-plant": "uci",
+    "concrete": "uci",
+    "kin8nm": "uci",
+    "redwine": "density",
+    "whitewine": "density",
+}
 DIGITS_COMPONENTS = 20
 CHAIN_NOISE, CHAIN_TEST_ROWS = 0.3, 5000
 # One row in so many is for the test, and the shuffle that decides is the same for everybody.
@@ -55,10 +61,14 @@ def stored(kind: str, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of one file of the user's folder."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
-        raise TableNotFoundError(f"real tables are read from a folder: name it by the environment variable {FOLDER_VARIABLE}.")
+        raise TableNotFoundError(
+            f"real tables are read from a folder: name it by the environment variable {FOLDER_VARIABLE}."
+        )
     path = Path(folder) / kind / f"{name}.npz"
     if not path.is_file():
-        raise TableNotFoundError(f"the folder that {FOLDER_VARIABLE} names, {folder}, has no {kind}/{path.name}.")
+        raise TableNotFoundError(
+            f"the folder that {FOLDER_VARIABLE} names, {folder}, has no {kind}/{path.name}."
+        )
     with np.load(path, allow_pickle=False) as content:
         return {key: content[key] for key in content.files}
 

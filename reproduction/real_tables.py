@@ -41,13 +41,22 @@ def uci(records: list[Record]) -> str:
     rows, costs = [], []
     for dataset, here in _by_dataset(records):
         printed = [PUBLISHED["regression"].get(dataset, {}).get(name) for name in names]
-        star, texts = _star(here), [*_likelihoods(here, REGRESSORS, 2), *(number(value, 2) for value in printed)]
+        star, texts = (
+            _star(here),
+            [*_likelihoods(here, REGRESSORS, 2), *(number(value, 2) for value in printed)],
+        )
         if not star:
             texts = lowest_in_bold(texts, [*_mean_nlls(here, REGRESSORS), *printed])
         rows.append([dataset + star, _size(here), count(chosen(here, method="auto")), *texts])
         mine = [good(here, method=method) for method in REGRESSORS]
         costs.append([dataset + star, *(f"{_calibrated(each)}; {_time_and_memory(each)}" for each in mine)])
-    header = ("set", "rows × inputs", "splits, default", *_names(REGRESSORS), *(f"{name}, printed" for name in names))
+    header = (
+        "set",
+        "rows × inputs",
+        "splits, default",
+        *_names(REGRESSORS),
+        *(f"{name}, printed" for name in names),
+    )
     below = markdown(("PIT; fit s / MB", *_names(REGRESSORS)), costs)
     return f"{markdown(header, rows)}\n\n{below}\n\n{legend(REGRESSORS, CONDITIONALS)}"
 
@@ -80,17 +89,41 @@ def posteriors(records: list[Record]) -> str:
         texts = lowest_in_bold([number(ours, 3) + failures(seen), number(printed, 3)], [ours, printed])
         outside = mean(mine, "outside", 1, factor=100.0)
         judged = ", ".join(dict.fromkeys(str(record["cell"]["observations"]) for record in seen)) or NOTHING
-        rows.append([task, f"{size:,}", judged, *texts, number(worst, 3), outside, _time_and_memory(mine), _milliseconds(mine)])
-    names: tuple[str, ...] = ("task", "simulations", "observations", *_names(["auto"]), "NPE, printed", "worst observation")
+        rows.append(
+            [
+                task,
+                f"{size:,}",
+                judged,
+                *texts,
+                number(worst, 3),
+                outside,
+                _time_and_memory(mine),
+                _milliseconds(mine),
+            ]
+        )
+    names: tuple[str, ...] = (
+        "task",
+        "simulations",
+        "observations",
+        *_names(["auto"]),
+        "NPE, printed",
+        "worst observation",
+    )
     names += ("% of draws off the support",)
     table = markdown((*names, "fit s / MB", "ms per 5,000 draws"), rows)
-    return f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
+    return (
+        f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
+    )
 
 
 def _shares(records: list[Record]) -> str:
     """Return what candidates the density is made of, in per cent, the largest first; means over records."""
     each = [record["values"]["weights"] for record in records if "weights" in record["values"]]
-    means = {name: float(np.mean([weights.get(name, 0.0) for weights in each])) for weights in each for name in weights}
+    means = {
+        name: float(np.mean([weights.get(name, 0.0) for weights in each]))
+        for weights in each
+        for name in weights
+    }
     found = sorted(means.items(), key=lambda share: -share[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in found if share > 0.0) or NOTHING
 
@@ -103,9 +136,26 @@ def details(records: list[Record]) -> str:
             seen, mine = chosen(here, method=method), good(here, method=method)
             packages = dict.fromkeys(record["values"].get("package", NOTHING) for record in mine)
             row = [dataset, label(method), count(seen), _likelihood(mine, 3)]
-            row += [_calibrated(mine), mean(mine, "coverage_90", 2), mean(mine, "seconds", 1), most(mine, "seconds")]
+            row += [
+                _calibrated(mine),
+                mean(mine, "coverage_90", 2),
+                mean(mine, "seconds", 1),
+                most(mine, "seconds"),
+            ]
             rows.append([*row, most(mine, "megabytes"), _milliseconds(mine), ", ".join(packages) or NOTHING])
-    names = ("set", "method", "runs", "NLL", "PIT", "inside 90 %", "fit s", "worst", "MB", "ms per 5,000 draws", "package")
+    names = (
+        "set",
+        "method",
+        "runs",
+        "NLL",
+        "PIT",
+        "inside 90 %",
+        "fit s",
+        "worst",
+        "MB",
+        "ms per 5,000 draws",
+        "package",
+    )
     return markdown(names, rows)
 
 
@@ -118,7 +168,10 @@ def lowest_in_bold(texts: Sequence[str], values: Sequence[float | None]) -> list
 
 
 def _by_dataset(records: list[Record]) -> list[tuple[str, list[Record]]]:
-    return [(name, chosen(records, dataset=name)) for name in sorted({record["cell"]["dataset"] for record in records})]
+    return [
+        (name, chosen(records, dataset=name))
+        for name in sorted({record["cell"]["dataset"] for record in records})
+    ]
 
 
 def _names(methods: Sequence[str]) -> list[str]:
@@ -142,7 +195,9 @@ def _impossible(mine: list[Record]) -> int:
 
 def _mean_nlls(here: list[Record], methods: Sequence[str]) -> list[float | None]:
     each = [good(here, method=method) for method in methods]
-    values = [[np.inf if _impossible([record]) else record["values"]["nll"] for record in mine] for mine in each]
+    values = [
+        [np.inf if _impossible([record]) else record["values"]["nll"] for record in mine] for mine in each
+    ]
     return [float(np.mean(found)) if found else None for found in values]
 
 

@@ -74,4 +74,8 @@ def good(records: list[Record], **wanted: Any) -> list[Record]:
 
 def chosen(records: list[Record], **wanted: Any) -> list[Record]:
     """Return the records whose cells have these values, failed ones among them."""
-    return [record for record in records if all(record["cell"].get(name) == value for name, value in wanted.items())]
+    return [
+        record
+        for record in records
+        if all(record["cell"].get(name) == value for name, value in wanted.items())
+    ]

@@ -45,7 +45,9 @@ def run(spec: Spec, ledger: Ledger, *, jobs: int | None = None, report: Listener
             if report is not None:
                 report(Report(spec.name, done, total, {}))
     if absent:
-        warnings.warn(f"{len(absent)} cells of {spec.name} left out: {' '.join(dict.fromkeys(absent))}", stacklevel=2)
+        warnings.warn(
+            f"{len(absent)} cells of {spec.name} left out: {' '.join(dict.fromkeys(absent))}", stacklevel=2
+        )
 
 
 @contextlib.contextmanager
@@ -81,5 +83,9 @@ def measured(cell: Cell) -> Record:
             raise
         except Exception as error:
             record |= {"status": f"{type(error).__name__}: {error}"[:300], "values": {}}
-    said = {type(warning.message).__name__ for warning in caught if warning.category.__module__.startswith("kexpfam")}
+    said = {
+        type(warning.message).__name__
+        for warning in caught
+        if warning.category.__module__.startswith("kexpfam")
+    }
     return record | {"warnings": sorted(said)}

@@ -14,11 +14,14 @@ def falls_with_steps(*schemes: str) -> Reading:
     """Read how the mean squared gradient of the dual objective falls with the number of steps; it may fall faster."""
 
     @measured(
-        f"95 % interval of the exponent of the number of steps reaches {STATIONARITY:.1f} or below, and not 0".replace("-", "−")
+        f"95 % interval of the exponent of the number of steps reaches {STATIONARITY:.1f} or below, and not 0".replace(
+            "-", "−"
+        )
     )
     def read(records: Records) -> Finding | None:
         found = {
-            name: power_law(good(records.get("stationarity", []), method=name), "steps", "squared_gradient") for name in schemes
+            name: power_law(good(records.get("stationarity", []), method=name), "steps", "squared_gradient")
+            for name in schemes
         }
         if not all(found.values()):
             return None

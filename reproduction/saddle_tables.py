@@ -34,13 +34,24 @@ def standing(records: dict[str, list[Record]]) -> str:
 
 def _standing_of_samples(records: list[Record]) -> str:
     rows = []
-    for dim, dataset in sorted({(r["cell"]["dim"], r["cell"]["dataset"]) for r in good(records, method="dde")}):
+    for dim, dataset in sorted(
+        {(r["cell"]["dim"], r["cell"]["dataset"]) for r in good(records, method="dde")}
+    ):
         here = chosen(records, dim=dim, dataset=dataset)
-        dde, rivals = good(here, method="dde"), {r["cell"]["seed"]: r["values"] for r in good(here, method="exact")}
+        dde, rivals = (
+            good(here, method="dde"),
+            {r["cell"]["seed"]: r["values"] for r in good(here, method="exact")},
+        )
         pairs = [(r["values"], rivals[r["cell"]["seed"]]) for r in dde if r["cell"]["seed"] in rivals]
-        further = [1e3 * (ours[RESOLVED] - exact[RESOLVED]) for ours, exact in pairs if RESOLVED in ours and RESOLVED in exact]
+        further = [
+            1e3 * (ours[RESOLVED] - exact[RESOLVED])
+            for ours, exact in pairs
+            if RESOLVED in ours and RESOLVED in exact
+        ]
         shares = [
-            abs(share * whole - 1.0) for r in dde for share, whole in zip(r["values"].get("shares", ()), CIRCLES, strict=False)
+            abs(share * whole - 1.0)
+            for r in dde
+            for share, whole in zip(r["values"].get("shares", ()), CIRCLES, strict=False)
         ]
         rows.append(
             [
@@ -53,7 +64,14 @@ def _standing_of_samples(records: list[Record]) -> str:
                 most(dde, "processor_seconds"),
             ]
         )
-    names = ("data", "draws", "NLL − exact", "MMD² ×10³ − exact's", "share of a circle off by", "says it has converged")
+    names = (
+        "data",
+        "draws",
+        "NLL − exact",
+        "MMD² ×10³ − exact's",
+        "share of a circle off by",
+        "says it has converged",
+    )
     return markdown((*names, "processor s"), rows)
 
 
@@ -73,7 +91,13 @@ def _standing_of_conditionals(records: list[Record]) -> str:
         ", ".join(failing) or NOTHING,
         most(dde, "processor_seconds"),
     ]
-    names = ("conditional sets", f"NLL within {NEAR} of exact", "not", f"PIT of plain draws passes at {PIT_LEVEL}", "not")
+    names = (
+        "conditional sets",
+        f"NLL within {NEAR} of exact",
+        "not",
+        f"PIT of plain draws passes at {PIT_LEVEL}",
+        "not",
+    )
     return markdown((*names, "processor s, worst"), [row] if sets else [])
 
 
@@ -101,7 +125,15 @@ def spaces(records: list[Record]) -> str:
                 mean(dde, "processor_seconds", 0),
             ]
         )
-    names = ("f in", "draws", "NLL, exact", "NLL, DDE alone", "DDE − exact, worst", "MMD² ×10³, exact", "MMD² ×10³, DDE alone")
+    names = (
+        "f in",
+        "draws",
+        "NLL, exact",
+        "NLL, DDE alone",
+        "DDE − exact, worst",
+        "MMD² ×10³, exact",
+        "MMD² ×10³, DDE alone",
+    )
     return markdown((*names, "processor s, DDE alone"), rows)
 
 
@@ -158,7 +190,14 @@ def arrival(records: list[Record]) -> str:
                 f"{values['last_gap']:+.3f}",
             ]
         )
-    names = ("data", "draw", "nats above exact", "updates of f until then", "processor s until then", "processor s, whole fit")
+    names = (
+        "data",
+        "draw",
+        "nats above exact",
+        "updates of f until then",
+        "processor s until then",
+        "processor s, whole fit",
+    )
     return markdown((*names, "NLL − exact in the end"), rows)
 
 

@@ -122,7 +122,12 @@ def headline1(records: list[Record]) -> str:
         printed = PAPER["table1"]["mmd"][dataset]["dde"] if dim == 2 else None
         row = [dataset, str(dim), number(float(np.mean(list(truth.values()))) if truth else None, 2)]
         row += [mean(good(same_set, method=method), "nll", 2) for method in methods]
-        row += [*each("mmd", 2, 1e3), number(printed, 2), *each("seconds", 0), *each("sampling_seconds", 0, 1e3)]
+        row += [
+            *each("mmd", 2, 1e3),
+            number(printed, 2),
+            *each("seconds", 0),
+            *each("sampling_seconds", 0, 1e3),
+        ]
         rows.append(row)
     names = ("data", "dim", "truth", *(f"**{label(m)}**" if m == "auto" else label(m) for m in methods))
     names += ("MMD², auto", "MMD², DDE", "MMD², paper's", "fit s, auto", "fit s, DDE", "ms, auto", "ms, DDE")
@@ -141,7 +146,14 @@ def table2(records: list[Record]) -> str:
         "auto − exact, worst",
         "DDE − exact, worst",
     )
-    names += ("PIT of DDE's sampler, p", "paper's DDE", "auto − paper's", "its protocol", *_rival_names(), "bare ε-KDE")
+    names += (
+        "PIT of DDE's sampler, p",
+        "paper's DDE",
+        "auto − paper's",
+        "its protocol",
+        *_rival_names(),
+        "bare ε-KDE",
+    )
     rows = [_benchmark_row(records, name) for name in PAPER["table2"] if chosen(records, dataset=name)]
     return f"{markdown(names, rows)}\n\n{legend((*OURS, 'stacked', 'exact', *RIVALS), CONDITIONALS)}"
 
@@ -173,8 +185,13 @@ def headline2(records: list[Record]) -> str:
     for dataset, printed in PAPER["table2"].items():
         here = chosen(records, dataset=dataset)
         if here:
-            ours = [mean_and_spread(good(here, method=method), "nll") for method in (OURS[0], "stacked", *OURS[1:])]
-            rows.append([_starred(here, dataset), *ours, spread(printed["dde"]), *_rival_cells(here, printed)])
+            ours = [
+                mean_and_spread(good(here, method=method), "nll")
+                for method in (OURS[0], "stacked", *OURS[1:])
+            ]
+            rows.append(
+                [_starred(here, dataset), *ours, spread(printed["dde"]), *_rival_cells(here, printed)]
+            )
     names = ("data", f"**{label('auto')}**", label("stacked"), label("dde"), "paper's DDE", *_rival_names())
     return f"{markdown(names, rows)}\n\n{legend((*OURS, 'stacked', *RIVALS), CONDITIONALS)}"
 
@@ -186,7 +203,10 @@ def _rival_names() -> tuple[str, ...]:
 def _rival_cells(here: list[Record], printed: Mapping[str, Sequence[float]]) -> list[str]:
     """Return what each competitor scored on our halves, and what was printed."""
     pairs = [
-        (mean_and_spread(good(here, method=method), "nll") + failures(chosen(here, method=method)), spread(printed.get(method)))
+        (
+            mean_and_spread(good(here, method=method), "nll") + failures(chosen(here, method=method)),
+            spread(printed.get(method)),
+        )
         for method in RIVALS
     ]
     return [cell for pair in pairs for cell in pair]
@@ -231,7 +251,15 @@ def algorithms(records: list[Record]) -> str:
                 most(alone, "megabytes"),
             ]
         )
-    names: tuple[str, ...] = ("solver", "draws", "NLL", "NLL − exact, worst", "+ warm start", "+ polish", "gain of the polish")
+    names: tuple[str, ...] = (
+        "solver",
+        "draws",
+        "NLL",
+        "NLL − exact, worst",
+        "+ warm start",
+        "+ polish",
+        "gain of the polish",
+    )
     names += ("KL(sampler ‖ density)", "+ warm start", "MMD² ×10³", "fit s", "+ warm start", "+ polish", "MB")
     return markdown(names, rows)
 
@@ -243,7 +271,15 @@ def headline_of_solvers(records: list[Record]) -> str:
         alone, *_ = _variants(records, name)
         price = [divergence(alone), mean(alone, "seconds", 0), most(alone, "megabytes")]
         rows.append([label(name), *_gaps(records, name), *price])
-    names = ("solver", "NLL − exact, worst", "with a warm start", "with a polish", "KL(sampler ‖ density)", "fit s", "MB")
+    names = (
+        "solver",
+        "NLL − exact, worst",
+        "with a warm start",
+        "with a polish",
+        "KL(sampler ‖ density)",
+        "fit s",
+        "MB",
+    )
     return markdown(names, rows)
 
 
@@ -253,7 +289,11 @@ def _algorithms_in(records: list[Record]) -> list[str]:
 
 def _variants(records: list[Record], name: str) -> tuple[list[Record], list[Record], list[Record]]:
     """Return the records of an algorithm alone, from a warm start, and with a polish."""
-    return good(records, method=name), good(records, method=f"{name} + warm start"), good(records, method=f"{name} + polish")
+    return (
+        good(records, method=name),
+        good(records, method=f"{name} + warm start"),
+        good(records, method=f"{name} + polish"),
+    )
 
 
 def _gaps(records: list[Record], name: str) -> list[str]:
@@ -264,7 +304,11 @@ def gaps_to_exact(records: list[Record], method: str) -> list[float]:
     """Return how far a solver's NLL is above the exact solution's, on each draw of each set that both have."""
     draw = lambda record: (record["cell"]["dataset"], record["cell"]["seed"])
     exact = {draw(record): record["values"]["nll"] for record in good(records, method="exact")}
-    return [record["values"]["nll"] - exact[draw(record)] for record in good(records, method=method) if draw(record) in exact]
+    return [
+        record["values"]["nll"] - exact[draw(record)]
+        for record in good(records, method=method)
+        if draw(record) in exact
+    ]
 
 
 def _worst_gap(records: list[Record], method: str) -> str:
@@ -275,7 +319,9 @@ def _worst_gap(records: list[Record], method: str) -> str:
 
 def _fact(records: list[Record], name: str) -> str:
     """Return the mean of a fact that only some solvers have."""
-    values = [record["values"]["facts"][name] for record in records if name in record["values"].get("facts", {})]
+    values = [
+        record["values"]["facts"][name] for record in records if name in record["values"].get("facts", {})
+    ]
     return f"{np.mean(values):.3f}" if values else NOTHING
 
 
@@ -383,7 +429,9 @@ def mean_and_error(records: list[Record], name: str, digits: int, *, factor: flo
 def mean_and_spread(records: list[Record], name: str) -> str:
     """Return the mean of a value over records with its standard deviation, as the paper prints it; one record has none."""
     values = _values(records, name, 1.0)
-    return spread((float(np.mean(values)), float(np.std(values)))) if len(values) > 1 else mean(records, name, 2)
+    return (
+        spread((float(np.mean(values)), float(np.std(values)))) if len(values) > 1 else mean(records, name, 2)
+    )
 
 
 def spread(pair: Sequence[float] | None) -> str:

@@ -30,7 +30,9 @@ def main() -> None:
     assert conditional.fit(X[:, :1], X[:, 1]).sample(X[:2, :1], 3, random_state=0).shape == (2, 3)
     assert np.isfinite(KernelExpFamily(**GIVEN, solver=DDE(steps=2)).fit(X).score(X))
     assert model.plot() is not None
-    subprocess.run([Path(sys.executable).with_name("kexpfam"), "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [Path(sys.executable).with_name("kexpfam"), "--help"], check=True, stdout=subprocess.DEVNULL
+    )
     print(f"kexpfam {kexpfam.__version__} works here.")
 
 

@@ -126,13 +126,18 @@ def test_score_takes_columns_without_names_in_their_order(run, table, model, exp
     np.save(tmp_path / "data.npy", pd.read_csv(table)[["left", "right"]].to_numpy())
     np.testing.assert_allclose(scores(run("score", model, tmp_path / "data.npy")), expected)
     np.save(tmp_path / "wide.npy", np.zeros((3, 3)))
-    refused(run("score", model, tmp_path / "wide.npy"), "3 columns without names where 2 are needed: left, right")
+    refused(
+        run("score", model, tmp_path / "wide.npy"), "3 columns without names where 2 are needed: left, right"
+    )
 
 
 def test_score_under_other_names_needs_to_be_told(run, table, model, expected, tmp_path):
     renamed = tmp_path / "renamed.csv"
     pd.read_csv(table).rename(columns={"left": "links", "right": "rechts"}).to_csv(renamed, index=False)
-    refused(run("score", model, renamed), "no column 'left', 'right'; there are links, rechts, name. If they have other names")
+    refused(
+        run("score", model, renamed),
+        "no column 'left', 'right'; there are links, rechts, name. If they have other names",
+    )
     np.testing.assert_allclose(scores(run("score", model, renamed, "--columns", "links,rechts")), expected)
     pd.read_csv(table).rename(columns={"left": "links"}).to_csv(renamed, index=False)
     refused(run("score", model, renamed, "--columns", "right,links"), "column right is not in its place")
@@ -154,7 +159,9 @@ def test_a_model_of_a_frame_is_scored_without_a_warning(run, table, tmp_path):
     frame = pd.read_csv(table)[["left", "right"]]
     estimator = KernelExpFamily(solver="exact", lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(frame)
     estimator.save(tmp_path / "frame.kexpfam")
-    np.testing.assert_allclose(scores(run("score", tmp_path / "frame.kexpfam", table)), estimator.score_samples(frame))
+    np.testing.assert_allclose(
+        scores(run("score", tmp_path / "frame.kexpfam", table)), estimator.score_samples(frame)
+    )
 
 
 def test_sample_draws_what_the_library_draws_under_the_columns_names(run, model, tmp_path):
@@ -198,20 +205,32 @@ def changed(table, tmp_path, row, column, value):
 BAD_FITS = {
     "no such file": (lambda t, d: [d / "nothing.csv"], "nothing.csv: no such file"),
     "unknown type": (lambda t, d: [d / "data.xlsx"], "unknown file type .xlsx"),
-    "no such column": (lambda t, d: [t, "--columns", "left,middle"], "no column 'middle'; there are left, right, name"),
+    "no such column": (
+        lambda t, d: [t, "--columns", "left,middle"],
+        "no column 'middle'; there are left, right, name",
+    ),
     "column of text": (lambda t, d: [t], "constant column(s) name: a constant has no density"),
     "cell of text": (lambda t, d: [changed(t, d, 3, "right", "blue")], "line 5: column 'right' is 'blue'"),
     "cell of nan": (lambda t, d: [changed(t, d, 3, "right", "nan")], "missing cells, are learned by a chain"),
     "infinite cell": (lambda t, d: [changed(t, d, 3, "right", "inf")], "line 5: column 'right' is 'inf'"),
     "empty cell": (lambda t, d: [changed(t, d, 3, "right", "")], "missing cells, are learned by a chain"),
-    "unknown solver": (lambda t, d: [t, "--columns", "left,right", "--solver", "guess"], "unknown solver 'guess'"),
-    "unknown kernel": (lambda t, d: [t, "--columns", "left,right", "--kernel", "guess"], "unknown kernel 'guess'"),
+    "unknown solver": (
+        lambda t, d: [t, "--columns", "left,right", "--solver", "guess"],
+        "unknown solver 'guess'",
+    ),
+    "unknown kernel": (
+        lambda t, d: [t, "--columns", "left,right", "--kernel", "guess"],
+        "unknown kernel 'guess'",
+    ),
     "unknown base": (lambda t, d: [t, "--columns", "left,right", "--base", "guess"], "unknown base 'guess'"),
     "constant column": (
         lambda t, d: [changed(t, d, slice(None), "right", 1.0)],
         "constant column(s) right: a constant has no density",
     ),
-    "columns of a built-in set": (lambda t, d: ["rings", "--columns", "x0"], "rings is a built-in set; --columns is for files"),
+    "columns of a built-in set": (
+        lambda t, d: ["rings", "--columns", "x0"],
+        "rings is a built-in set; --columns is for files",
+    ),
     "negative penalty": (
         lambda t, d: [t, "--columns", "left,right", "--rkhs-penalty", "-1"],
         "rkhs_penalty must be positive",
@@ -274,7 +293,9 @@ def test_a_trace_that_is_not_there_is_one_line(run, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dde", "contrastive"])
 def test_the_trace_of_any_solver_with_steps_is_a_picture(run, table, tmp_path, name):
-    players = DoublyDual(width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1)
+    players = DoublyDual(
+        width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1
+    )
     solver = {"dde": DDE(steps=2, saddle=players), "contrastive": ContrastiveDivergence(steps=2)}[name]
     data = pd.read_csv(table)[["left", "right"]].to_numpy()
     estimator = KernelExpFamily(solver=solver, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(data)
@@ -338,7 +359,9 @@ def test_the_help_of_every_command_has_an_example(run, command):
     assert f"kexpfam {command}" in out
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["fit", "--help"], ["guess"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], ["fit", "--help"], ["guess"]], ids=" ".join
+)
 def test_help_waits_for_no_heavy_import(arguments):
     program = "\n".join(
         [
@@ -392,7 +415,10 @@ def test_a_message_is_shown_as_it_is_brackets_included(run, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (PermissionError(13, "Permission denied", "model.kexpfam"), "error: model.kexpfam: Permission denied"),
+        (
+            PermissionError(13, "Permission denied", "model.kexpfam"),
+            "error: model.kexpfam: Permission denied",
+        ),
         (FileNotFoundError("put the data there"), "error: put the data there"),
     ],
 )
@@ -426,7 +452,9 @@ def test_a_defect_of_the_library_is_not_hidden(run, monkeypatch):
 
 
 FEATURES, TARGETS = ["depth", "slope"], {"one target": ["flow"], "two targets": ["flow", "load"]}
-QUICK = Search(folds=2, penalties=(0.01,), condition_lengthscales=(1.0,), lengthscales=(1.0,), widths=(1.0,), rounds=1)
+QUICK = Search(
+    folds=2, penalties=(0.01,), condition_lengthscales=(1.0,), lengthscales=(1.0,), widths=(1.0,), rounds=1
+)
 
 
 @pytest.fixture
@@ -442,7 +470,9 @@ def labelled(folder):
     rng = np.random.default_rng(0)
     X = rng.uniform(-2.0, 2.0, (ROWS, 2))
     y = np.sin(X[:, :1]) + rng.normal(size=(ROWS, 2))
-    frame = pd.DataFrame({"flow": y[:, 0], "depth": X[:, 0], "load": y[:, 1], "slope": X[:, 1], "site": "river"})
+    frame = pd.DataFrame(
+        {"flow": y[:, 0], "depth": X[:, 0], "load": y[:, 1], "slope": X[:, 1], "site": "river"}
+    )
     frame.to_csv(folder / "labelled.csv", index=False)
     return folder / "labelled.csv"
 
@@ -455,7 +485,13 @@ def targets(request):
 def stored_conditional(folder, labelled, targets):
     """Return a model file of p(targets | features), fitted through the library with nothing to search."""
     frame = pd.read_csv(labelled)
-    settings = {"condition_lengthscale": 1.0, "lengthscale": 1.0, "rkhs_penalty": 0.01, "base_width": 1.0, "power": False}
+    settings = {
+        "condition_lengthscale": 1.0,
+        "lengthscale": 1.0,
+        "rkhs_penalty": 0.01,
+        "base_width": 1.0,
+        "power": False,
+    }
     estimator = ConditionalKernelExpFamily(solver="exact", random_state=0, **settings)
     estimator.fit(frame[FEATURES], frame[targets].to_numpy().squeeze())
     estimator.target_names_ = targets
@@ -478,18 +514,28 @@ def expected_scores(conditional, labelled, targets):
     return kexpfam.load(conditional).score_samples(frame[FEATURES], frame[targets].to_numpy())
 
 
-def test_fit_with_a_target_stores_a_conditional_model_and_its_names(run, labelled, targets, tmp_path, quick_search):
+def test_fit_with_a_target_stores_a_conditional_model_and_its_names(
+    run, labelled, targets, tmp_path, quick_search
+):
     output = tmp_path / "model.kexpfam"
-    code, out, err = run("fit", labelled, "--target", ",".join(targets), "--features", "depth, slope", "-o", output, *FIXED)
+    code, out, err = run(
+        "fit", labelled, "--target", ",".join(targets), "--features", "depth, slope", "-o", output, *FIXED
+    )
     assert (code, err) == (0, "")
-    assert f"fitted {ROWS} rows of {', '.join(targets)} given depth, slope: length scale 1, of the features" in out
+    assert (
+        f"fitted {ROWS} rows of {', '.join(targets)} given depth, slope: length scale 1, of the features"
+        in out
+    )
     estimator = kexpfam.load(output)
     assert (estimator.column_names_, estimator.target_names_) == (FEATURES, targets)
     frame = pd.read_csv(labelled)
     fitted_to, y = estimator.training_data_
     np.testing.assert_array_equal(fitted_to, frame[FEATURES])
     np.testing.assert_array_equal(y, frame[targets].to_numpy().squeeze())
-    assert f"mean log density of the training rows {estimator.score(fitted_to, y):.4f}; written to {output}" in out
+    assert (
+        f"mean log density of the training rows {estimator.score(fitted_to, y):.4f}; written to {output}"
+        in out
+    )
     assert (estimator.lengthscale, estimator.rkhs_penalty) == (1.0, 0.01)
 
 
@@ -505,9 +551,18 @@ def test_the_features_are_all_but_the_target_by_default(run, labelled, tmp_path,
 BAD_TARGETS = {
     "columns": (["--target", "flow", "--columns", "depth,flow"], "with --target use --features"),
     "features alone": (["--features", "depth"], "--features needs --target"),
-    "target among the features": (["--target", "flow", "--features", "depth,flow"], "column 'flow' is named twice"),
-    "no such target": (["--target", "flood", "--features", "depth"], "no column 'flood'; there are flow, depth, load"),
-    "no such feature": (["--target", "flow", "--features", "height"], "no column 'height'; there are flow, depth, load"),
+    "target among the features": (
+        ["--target", "flow", "--features", "depth,flow"],
+        "column 'flow' is named twice",
+    ),
+    "no such target": (
+        ["--target", "flood", "--features", "depth"],
+        "no column 'flood'; there are flow, depth, load",
+    ),
+    "no such feature": (
+        ["--target", "flow", "--features", "height"],
+        "no column 'height'; there are flow, depth, load",
+    ),
 }
 
 
@@ -537,7 +592,9 @@ def test_the_built_in_sets_have_no_target(run, tmp_path):
     refused(result, "two-moons is a built-in set without a target")
 
 
-def test_score_finds_the_columns_of_a_conditional_model_by_name(run, labelled, conditional, targets, tmp_path):
+def test_score_finds_the_columns_of_a_conditional_model_by_name(
+    run, labelled, conditional, targets, tmp_path
+):
     output = tmp_path / "scores.csv"
     code, out, err = run("score", conditional, labelled, "-o", output)
     assert (code, out) == (0, "")
@@ -546,7 +603,9 @@ def test_score_finds_the_columns_of_a_conditional_model_by_name(run, labelled, c
     assert f"mean log density {expected.mean():.4f} over {ROWS} rows" in err
 
 
-def test_score_takes_columns_without_names_in_order_features_first(run, labelled, conditional, targets, tmp_path):
+def test_score_takes_columns_without_names_in_order_features_first(
+    run, labelled, conditional, targets, tmp_path
+):
     columns = [*FEATURES, *targets]
     np.save(tmp_path / "data.npy", pd.read_csv(labelled)[columns].to_numpy())
     code, _, _ = run("score", conditional, tmp_path / "data.npy", "-o", tmp_path / "scores.csv")
@@ -562,7 +621,10 @@ def test_score_of_a_conditional_model_under_other_names(run, labelled, one_targe
     renamed = pd.read_csv(labelled).rename(columns={"depth": "tiefe", "slope": "hang", "flow": "fluss"})
     renamed.to_csv(tmp_path / "renamed.csv", index=False)
     refused(run("score", one_target, tmp_path / "renamed.csv"), "no column 'depth', 'slope', 'flow'")
-    refused(run("score", one_target, tmp_path / "renamed.csv", "--columns", "tiefe,hang"), "2 columns were named where 3")
+    refused(
+        run("score", one_target, tmp_path / "renamed.csv", "--columns", "tiefe,hang"),
+        "2 columns were named where 3",
+    )
     code, out, _ = run("score", one_target, tmp_path / "renamed.csv", "--columns", "tiefe,hang,fluss")
     assert code == 0
     expected = expected_scores(one_target, labelled, ["flow"])
@@ -572,7 +634,18 @@ def test_score_of_a_conditional_model_under_other_names(run, labelled, one_targe
 def test_sample_draws_targets_at_each_row_of_a_table(run, labelled, conditional, targets, tmp_path):
     conditions = pd.read_csv(labelled)[["slope", "depth", "site"]][:3]
     conditions.to_csv(tmp_path / "new.csv", index=False)
-    code, _, _ = run("sample", conditional, "--at", tmp_path / "new.csv", "-n", 4, "--seed", 3, "-o", tmp_path / "draws.csv")
+    code, _, _ = run(
+        "sample",
+        conditional,
+        "--at",
+        tmp_path / "new.csv",
+        "-n",
+        4,
+        "--seed",
+        3,
+        "-o",
+        tmp_path / "draws.csv",
+    )
     assert code == 0
     draws = pd.read_csv(tmp_path / "draws.csv")
     assert list(draws.columns) == ["row", *targets]
@@ -620,7 +693,9 @@ def test_diagnose_takes_data_for_conditional_models_only(run, model, table):
     refused(run("diagnose", model, "--data", table), "--data is for conditional models")
 
 
-@pytest.fixture(scope="module", params=["NeighbourDensity", "ConditionalKernelDensity", "LeastSquaresConditional"])
+@pytest.fixture(
+    scope="module", params=["NeighbourDensity", "ConditionalKernelDensity", "LeastSquaresConditional"]
+)
 def baseline(request, folder, labelled):
     """Return a model file of p(flow | features) that is no kernel exponential family."""
     frame = pd.read_csv(labelled)
@@ -684,7 +759,9 @@ def reproduce(folder, *arguments):
 
 
 def test_reproduce_runs_what_the_checkout_in_the_current_folder_has(checkout):
-    code, out, err = reproduce(checkout, "all", "--folder", "kept", "--quick", "--jobs", 1, "--tables-in", "page.md", "--fresh")
+    code, out, err = reproduce(
+        checkout, "all", "--folder", "kept", "--quick", "--jobs", 1, "--tables-in", "page.md", "--fresh"
+    )
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "first, quick True kept/first.jsonl, there False 1 None",
@@ -695,7 +772,9 @@ def test_reproduce_runs_what_the_checkout_in_the_current_folder_has(checkout):
 
 
 def test_reproduce_lists_the_experiments_that_there_are(checkout):
-    refused(reproduce(checkout, "third"), "unknown experiment 'third': choose one of all, page, first, second.")
+    refused(
+        reproduce(checkout, "third"), "unknown experiment 'third': choose one of all, page, first, second."
+    )
 
 
 def test_reproduce_finds_the_checkout_that_the_library_is_in(tmp_path):
@@ -704,7 +783,9 @@ def test_reproduce_finds_the_checkout_that_the_library_is_in(tmp_path):
 
 def test_reproduce_without_a_checkout_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kexpfam, "__file__", str(tmp_path / "lib" / "site-packages" / "kexpfam" / "__init__.py"))
+    monkeypatch.setattr(
+        kexpfam, "__file__", str(tmp_path / "lib" / "site-packages" / "kexpfam" / "__init__.py")
+    )
     refused(run("reproduce", "table1"), "kexpfam reproduce needs the repository")
 
 
@@ -753,7 +834,19 @@ def test_report_writes_a_page_and_says_the_verdict(run, one_target, labelled, tm
 
 def test_compare_puts_models_side_by_side(run, table, model, tmp_path):
     other = tmp_path / "other.kexpfam"
-    run("fit", table, "--columns", "right,left", "-o", other, "--lengthscale", "0.1", "--rkhs-penalty", "1.0", "--quiet")
+    run(
+        "fit",
+        table,
+        "--columns",
+        "right,left",
+        "-o",
+        other,
+        "--lengthscale",
+        "0.1",
+        "--rkhs-penalty",
+        "1.0",
+        "--quiet",
+    )
     code, out, _ = run("compare", model, other, "--data", table, "-o", tmp_path / "page.html")
     assert code == 0
     assert str(model) in out and str(other) in out and "behind the best" in out

@@ -45,7 +45,9 @@ def shell(command, folder, stdin=b""):
     """Return what a line of the shell does, kexpfam being the one under test."""
     program = f"{sys.executable} -c 'from kexpfam.cli import main; main()'"
     line = re.sub(r"(?<!\.)kexpfam ", f"{program} ", command)
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], cwd=folder, input=stdin, capture_output=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"], cwd=folder, input=stdin, capture_output=True, check=False
+    )
     return done.returncode, done.stdout, done.stderr.decode()
 
 
@@ -62,7 +64,9 @@ def model(folder):
 
 @pytest.fixture(scope="module")
 def conditional(folder):
-    ConditionalKernelDensity(random_state=0).fit(FRAME[["left"]], FRAME["right"]).save(folder / "conditional.kexpfam")
+    ConditionalKernelDensity(random_state=0).fit(FRAME[["left"]], FRAME["right"]).save(
+        folder / "conditional.kexpfam"
+    )
     return folder / "conditional.kexpfam"
 
 
@@ -80,11 +84,19 @@ def scores(result):
 # The same table in the forms that programs and countries have, the file's name, and the options that it takes.
 FORMS = {
     "semicolons and commas": (lambda f: f.to_csv(sep=";", decimal=",", index=False), "data.csv", []),
-    "told": (lambda f: f.to_csv(sep=";", decimal=",", index=False), "data.csv", ["--separator", ";", "--decimal", ","]),
+    "told": (
+        lambda f: f.to_csv(sep=";", decimal=",", index=False),
+        "data.csv",
+        ["--separator", ";", "--decimal", ","],
+    ),
     "tabs": (lambda f: f.to_csv(sep="\t", index=False), "data.tsv", []),
     "tabs, told": (lambda f: f.to_csv(sep="\t", index=False), "data.csv", ["--separator", "tab"]),
     "spaces": (lambda f: f.to_csv(sep=" ", index=False), "data.txt", ["--separator", "space"]),
-    "single quotes": (lambda f: f.to_csv(quotechar="'", quoting=1, index=False), "data.csv", ["--quote", "'"]),
+    "single quotes": (
+        lambda f: f.to_csv(quotechar="'", quoting=1, index=False),
+        "data.csv",
+        ["--quote", "'"],
+    ),
     "no header": (lambda f: f.to_csv(header=False, index=False), "data.csv", []),
     "no header, told": (lambda f: f.to_csv(header=False, index=False), "data.csv", ["--no-header"]),
     "numbers for names": (
@@ -124,7 +136,8 @@ def test_rows_with_gaps_are_refused_or_dropped(run, model, expected, tmp_path):
     code, _, err = run("score", model, tmp_path / "gappy.csv")
     assert (code, len(err.splitlines())) == (2, 1)
     assert (
-        "line 7: column 'left' is 'unknown', not a number; have such cells taken for missing ones (--missing 'unknown')" in err
+        "line 7: column 'left' is 'unknown', not a number; have such cells taken for missing ones (--missing 'unknown')"
+        in err
     )
 
 
@@ -148,7 +161,15 @@ def test_every_command_that_reads_has_the_same_options(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for command in ("fit", "score", "sample", "diagnose", "report", "compare"):
         _, out, _ = run(command, "--help")
-        for option in ("--separator", "--decimal", "--quote", "--no-header", "--encoding", "--missing", "--drop-missing"):
+        for option in (
+            "--separator",
+            "--decimal",
+            "--quote",
+            "--no-header",
+            "--encoding",
+            "--missing",
+            "--drop-missing",
+        ):
             assert option in out, (command, option)
         assert "reading" not in out.split("How the table is read")[0].replace("reading ", "")
 
@@ -158,7 +179,9 @@ def test_sample_and_diagnose_read_their_tables_the_same_way(run, conditional, tm
     plain = run("sample", conditional, "--at", tmp_path / "data.csv", "-n", 2)
     FRAME.to_csv(tmp_path / "plain.csv", index=False)
     assert plain == run("sample", conditional, "--at", tmp_path / "plain.csv", "-n", 2)
-    assert plain == run("sample", conditional, "--at", "-", "-n", 2, stdin=(tmp_path / "data.csv").read_bytes())
+    assert plain == run(
+        "sample", conditional, "--at", "-", "-n", 2, stdin=(tmp_path / "data.csv").read_bytes()
+    )
     assert len(plain[1].splitlines()) == 2 * ROWS + 1
     found = [run("diagnose", conditional, "--data", tmp_path / name) for name in ("data.csv", "plain.csv")]
     assert found[0] == found[1]
@@ -168,7 +191,9 @@ def test_sample_and_diagnose_read_their_tables_the_same_way(run, conditional, tm
 def test_fit_reads_weights_from_a_column(run, tmp_path):
     weights = np.random.default_rng(1).integers(0, 3, size=ROWS)
     FRAME.assign(w=weights).to_csv(tmp_path / "data.csv", index=False)
-    code, out, _ = run("fit", tmp_path / "data.csv", "--weight", "w", "-o", tmp_path / "model.kexpfam", *FIXED)
+    code, out, _ = run(
+        "fit", tmp_path / "data.csv", "--weight", "w", "-o", tmp_path / "model.kexpfam", *FIXED
+    )
     assert code == 0
     assert "of 2 columns" in out
     settings = {"solver": "exact", "lengthscale": 1.0, "rkhs_penalty": 0.01, "random_state": 0}
@@ -179,14 +204,23 @@ def test_fit_reads_weights_from_a_column(run, tmp_path):
     code, _, err = run("fit", "rings", "--weight", "w", "-o", tmp_path / "model.kexpfam")
     assert "rings is a built-in set; --weight is for files" in err
     code, _, err = run(
-        "fit", tmp_path / "data.csv", "--weight", "left", "--columns", "left,right", "-o", tmp_path / "model.kexpfam"
+        "fit",
+        tmp_path / "data.csv",
+        "--weight",
+        "left",
+        "--columns",
+        "left,right",
+        "-o",
+        tmp_path / "model.kexpfam",
     )
     assert "column 'left' is named twice; a column is a feature, a target or a weight" in err
 
 
 def test_the_parts_of_a_conditional_table(tmp_path):
     FRAME.assign(w=1.0, y=0.5).to_csv(tmp_path / "data.csv", index=False)
-    found = reading.training(tmp_path / "data.csv", reading.Columns(None, ["y"], None, "w"), reading._reading())
+    found = reading.training(
+        tmp_path / "data.csv", reading.Columns(None, ["y"], None, "w"), reading._reading()
+    )
     assert (found.features.names, found.targets.names) == (["left", "right"], ["y"])
     np.testing.assert_array_equal(found.weights, np.ones(ROWS))
     np.testing.assert_array_equal(found.features.values, VALUES)
@@ -222,7 +256,10 @@ class TestKinds:
             "columns": {"share": "bounded:0:1"},
             "target_columns": {"count": "count"},
         }
-        assert reading.Columns(None, ["y"], None, None).settings() == {"columns": None, "target_columns": None}
+        assert reading.Columns(None, ["y"], None, None).settings() == {
+            "columns": None,
+            "target_columns": None,
+        }
 
     def test_a_fit_gets_labels_gaps_and_kinds(self, run, monkeypatch, tmp_path):
         fits = []
@@ -241,7 +278,9 @@ class TestKinds:
         assert rows[0] == ["u", 0.5, "1"]
         assert rows[1][0] == "v"
         assert np.isnan(rows[1][1])
-        assert "2 of 3" not in run("fit", tmp_path / "data.csv", *options, "--drop-missing")[2].splitlines()[-1]
+        assert (
+            "2 of 3" not in run("fit", tmp_path / "data.csv", *options, "--drop-missing")[2].splitlines()[-1]
+        )
         assert fits[1][1] == [["u", 0.5, "1"], ["u", 0.25, "1"]]
 
     def test_a_model_that_knows_no_kinds_is_given_numbers_only(self, run, model, tmp_path):
@@ -260,18 +299,26 @@ class TestKinds:
 
     def test_a_kind_that_is_none_is_one_line(self, run, tmp_path):
         FRAME.to_csv(tmp_path / "data.csv", index=False)
-        for kind, message in (("left=round", "unknown kind of column 'round'"), ("up=real", "there is no column 'up'")):
+        for kind, message in (
+            ("left=round", "unknown kind of column 'round'"),
+            ("up=real", "there is no column 'up'"),
+        ):
             code, _, err = run("fit", tmp_path / "data.csv", "--kind", kind, "-o", tmp_path / "model.kexpfam")
             assert (code, len(err.splitlines())) == (2, 1)
             assert message in err
         assert not (tmp_path / "model.kexpfam").exists()
-        assert "--kind is for files" in run("fit", "rings", "--kind", "x0=real", "-o", tmp_path / "model.kexpfam")[2]
+        assert (
+            "--kind is for files"
+            in run("fit", "rings", "--kind", "x0=real", "-o", tmp_path / "model.kexpfam")[2]
+        )
 
     @pytest.mark.slow
     def test_labels_bounds_and_gaps_from_the_fit_to_the_draws(self, run, tmp_path):
         rng = np.random.default_rng(0)
         kinds = rng.choice(["u", "v"], size=120)
-        frame = pd.DataFrame({"kind": kinds, "share": rng.beta(2, 5, size=120), "count": rng.poisson(3, size=120)})
+        frame = pd.DataFrame(
+            {"kind": kinds, "share": rng.beta(2, 5, size=120), "count": rng.poisson(3, size=120)}
+        )
         frame.loc[3, "share"] = np.nan
         frame.to_csv(tmp_path / "data.csv", sep=";", decimal=",", index=False)
         model, draws = tmp_path / "model.kexpfam", tmp_path / "draws.csv"
@@ -317,7 +364,9 @@ class TestStreams:
         code, out, err = run("score", model, tmp_path / "data.csv", *(["--json"] if as_json else []))
         assert code == 0
         assert (sum(seen), max(seen) < 15) == (ROWS, True)
-        found = json.loads(out) if as_json else {"log_density": [float(line) for line in out.splitlines()[1:]]}
+        found = (
+            json.loads(out) if as_json else {"log_density": [float(line) for line in out.splitlines()[1:]]}
+        )
         np.testing.assert_allclose(found["log_density"], expected)
         mean = found.get("mean_log_density", float(err.split()[3]) if err else None)
         assert mean == pytest.approx(expected.mean(), abs=1e-4)
@@ -359,7 +408,9 @@ class TestPipes:
         assert kexpfam.load(folder / "piped.kexpfam").column_names_ == ["left", "right"]
 
     def test_nobody_has_to_read_to_the_end(self, model, folder):
-        code, out, err = shell("kexpfam sample model.kexpfam -n 200000 -o - | head -n 2; exit ${PIPESTATUS[1]}", folder)
+        code, out, err = shell(
+            "kexpfam sample model.kexpfam -n 200000 -o - | head -n 2; exit ${PIPESTATUS[1]}", folder
+        )
         assert (code, err) == (0, "")
         assert out.splitlines()[0] == b"left,right"
         assert len(out.splitlines()) == 2
@@ -389,8 +440,12 @@ def test_completion_of_the_shell(name, tmp_path):
     instruction = {"bash": "complete_bash", "zsh": "complete_zsh", "fish": "complete_fish"}[name]
     words = {"COMP_WORDS": "kexpfam sa", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "kexpfam sa"}
     program = "import sys; sys.argv[0] = 'kexpfam'; from kexpfam.cli import main; main()"
-    environment = os.environ | words | {"_KEXPFAM_COMPLETE": instruction, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    environment = (
+        os.environ | words | {"_KEXPFAM_COMPLETE": instruction, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert "sample" in done.stdout, done.stderr
     assert "score" not in done.stdout
 

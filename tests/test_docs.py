@@ -36,7 +36,11 @@ def _pages_with_blocks() -> list:
 
 
 def _modules_with_examples() -> list[str]:
-    paths = [path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")) if ">>>" in path.read_text()]
+    paths = [
+        path.relative_to(SOURCE).with_suffix("")
+        for path in sorted(SOURCE.rglob("*.py"))
+        if ">>>" in path.read_text()
+    ]
     return [".".join(path.parts).removesuffix(".__init__") for path in paths]
 
 
@@ -94,7 +98,9 @@ def test_paths_that_pages_name_are_there():
         if page.name == "CHANGELOG.md":
             continue
         for target in named.findall(page.read_text()):
-            assert any((root / target).exists() for root in (ROOT, SOURCE / "kexpfam")), f"{page.name} names {target}"
+            assert any((root / target).exists() for root in (ROOT, SOURCE / "kexpfam")), (
+                f"{page.name} names {target}"
+            )
 
 
 def test_every_registered_name_is_documented():
@@ -111,7 +117,13 @@ def test_every_registered_name_is_documented():
 def test_the_pages_are_the_rendering_of_the_records():
     records = pages.load_all(REPRODUCTION)
     assert (REPRODUCTION / "README.md").read_text() == pages.rendered(records)
-    names = ("README.md", "docs/how-to-choose.md", "docs/real-tables.md", "docs/mixed-tables.md", "docs/algorithms.md")
+    names = (
+        "README.md",
+        "docs/how-to-choose.md",
+        "docs/real-tables.md",
+        "docs/mixed-tables.md",
+        "docs/algorithms.md",
+    )
     names += ("docs/where-the-saddle-point-stands.md", "docs/decisions/0012-saddle-point.md")
     for page in (ROOT / name for name in names):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
@@ -119,7 +131,9 @@ def test_the_pages_are_the_rendering_of_the_records():
 
 def test_no_record_was_made_by_code_that_was_not_committed():
     records = pages.load_all(REPRODUCTION)
-    assert not [record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")]
+    assert not [
+        record["cell"] for rows in records.values() for record in rows if record["commit"].endswith("-dirty")
+    ]
 
 
 @pytest.mark.parametrize(("name", "page"), [("rows", "docs/many-rows.md"), ("joint", "docs/real-tables.md")])

@@ -98,9 +98,7 @@ def test_a_device_of_characters_is_written_into_and_one_of_blocks_is_refused(tmp
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
 def test_standard_output_is_written_into_wherever_it_leads(tmp_path, mode):
-    program = (
-        "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
-    )
+    program = "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert piped.stdout == b"a\n1\n"
     (tmp_path / "out.csv").write_bytes(b"before\n")
@@ -160,7 +158,9 @@ def test_a_name_as_long_as_a_name_can_be(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), MemoryError()]
+)
 def test_nothing_is_half_written(tmp_path, error):
     path = tmp_path / "file"
     path.write_bytes(b"old")

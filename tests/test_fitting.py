@@ -16,7 +16,9 @@ SETTINGS = {"lengthscale": 0.7, "rkhs_penalty": 1e-2, "random_state": 0}
 @pytest.fixture(scope="module")
 def table():
     rng = np.random.default_rng(0)
-    return pandas.DataFrame(rng.normal(size=(600, 3)), columns=["a", "b", "y"]).assign(w=rng.integers(1, 4, 600).astype(float))
+    return pandas.DataFrame(rng.normal(size=(600, 3)), columns=["a", "b", "y"]).assign(
+        w=rng.integers(1, 4, 600).astype(float)
+    )
 
 
 @pytest.fixture
@@ -59,7 +61,9 @@ def test_a_file_goes_by_blocks_from_some_size_on(suffix, table, tmp_path):
     many = tmp_path / f"many{suffix}"
     for path, count in ((few, 600), (many, 100_200)):
         values = np.tile(table.to_numpy(), (count // 600, 1))
-        np.save(path, values) if suffix == ".npy" else pandas.DataFrame(values, columns=table.columns).to_parquet(path)
+        np.save(path, values) if suffix == ".npy" else pandas.DataFrame(
+            values, columns=table.columns
+        ).to_parquet(path)
     assert training_blocks(few, EVERY, Reading()) is None
     wanted = ["x1", "x0"] if suffix == ".npy" else ["b", "a"]
     found = training_blocks(many, EVERY._replace(columns=wanted), Reading())
@@ -70,7 +74,9 @@ def test_a_file_goes_by_blocks_from_some_size_on(suffix, table, tmp_path):
 
 def test_the_model_is_that_of_the_table(folder, table, tmp_path):
     names = ["a", "b"]
-    model, what, score = fitted_to_blocks(training_blocks(folder, EVERY._replace(columns=names), Reading()), SETTINGS)
+    model, what, score = fitted_to_blocks(
+        training_blocks(folder, EVERY._replace(columns=names), Reading()), SETTINGS
+    )
     expected = KernelExpFamily(**SETTINGS).fit(table[names].to_numpy())
     points = table[names].to_numpy()[:5]
     assert np.allclose(model.score_samples(points), expected.score_samples(points), atol=1e-12)

@@ -35,7 +35,9 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def saddle():
-    saddle = DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1)
+    saddle = DoublyDual(
+        width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1
+    )
     solver = DDE(saddle=saddle, steps=50, snapshots=True)
     settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
     return KernelExpFamily(solver=solver, **settings).fit(data_of(2))
@@ -73,7 +75,9 @@ def test_a_plane_is_framed_by_the_data_and_not_by_the_outermost_draws():
     data = data_of(2)
     draws = np.tile(data, (25, 1))
     draws[0] = 1e3
-    model = SimpleNamespace(sample=lambda *_, **__: draws, score_samples=lambda points: -0.5 * np.sum(points**2, axis=1))
+    model = SimpleNamespace(
+        sample=lambda *_, **__: draws, score_samples=lambda points: -0.5 * np.sum(points**2, axis=1)
+    )
     framed = [axis for axis in plot.plot_density(model, data).axes if axis.get_xlabel()]
     for axis in framed:
         low, high = axis.get_xlim()
@@ -84,7 +88,9 @@ def test_a_plane_is_framed_by_the_data_and_not_by_the_outermost_draws():
 def test_columns_share_a_scale_only_if_they_are_of_comparable_size(stretch, aspect):
     data = data_of(2) * [1.0, stretch]
     model = GaussianMixtureDensity(random_state=0).fit(data)
-    assert {axis.get_aspect() for axis in plot.plot_density(model, data).axes if axis.get_xlabel()} == {aspect}
+    assert {axis.get_aspect() for axis in plot.plot_density(model, data).axes if axis.get_xlabel()} == {
+        aspect
+    }
 
 
 def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warning():
@@ -98,8 +104,17 @@ def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warn
 def test_a_density_without_an_f_has_no_panel_for_it():
     model = GaussianMixtureDensity(random_state=0).fit(data_of(2))
     figure = plot.plot_density(model, data_of(2), n_samples=50)
-    assert sum(any(isinstance(kept, QuadMesh) for kept in axis.collections) for axis in figure.axes if axis.get_title()) == 1
-    assert len(plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), n_samples=50).axes) == 1
+    assert (
+        sum(
+            any(isinstance(kept, QuadMesh) for kept in axis.collections)
+            for axis in figure.axes
+            if axis.get_title()
+        )
+        == 1
+    )
+    assert (
+        len(plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), n_samples=50).axes) == 1
+    )
 
 
 def panels(figure):
@@ -216,7 +231,11 @@ def test_the_conditional_median_and_its_intervals_run_along_one_feature(conditio
     grid = np.tile(np.median(X, axis=0), (len(median.get_xdata()), 1))
     grid[:, feature] = median.get_xdata()
     np.testing.assert_allclose(median.get_ydata(), conditional.quantile(grid, 0.5))
-    bands = {band.get_label(): band.get_paths()[0] for band in axis.collections if isinstance(band, FillBetweenPolyCollection)}
+    bands = {
+        band.get_label(): band.get_paths()[0]
+        for band in axis.collections
+        if isinstance(band, FillBetweenPolyCollection)
+    }
     assert list(bands) == ["90% interval", "50% interval"]
     low, high = conditional.interval(grid, 0.9).T
     extent = bands["90% interval"].get_extents()
@@ -409,8 +428,12 @@ def test_what_a_given_density_is_given_stands_above_it(conditional):
 
 
 PANELS = {
-    "density on the line": lambda ax: plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(1)), ax=ax),
-    "density on the plane": lambda ax: plot.plot_density(GaussianMixtureDensity(random_state=0).fit(data_of(2)), ax=ax),
+    "density on the line": lambda ax: plot.plot_density(
+        GaussianMixtureDensity(random_state=0).fit(data_of(1)), ax=ax
+    ),
+    "density on the plane": lambda ax: plot.plot_density(
+        GaussianMixtureDensity(random_state=0).fit(data_of(2)), ax=ax
+    ),
     "marginal": lambda ax: plot.plot_marginal(np.arange(50.0), np.arange(40.0), ax=ax),
     "pit": lambda ax: plot.plot_pit(np.linspace(0.0, 1.0, 50), ax=ax),
     "reliability": lambda ax: plot.plot_reliability(np.linspace(0.0, 1.0, 50), ax=ax),
@@ -447,7 +470,9 @@ def test_rows_are_shown_as_often_as_their_weights_say():
     weight = np.arange(len(data)) % 3
     model = GaussianMixtureDensity(random_state=0).fit(data, sample_weight=weight)
     (shown,) = training_rows(model)
-    np.testing.assert_allclose(np.sort(shown, axis=0), np.sort(np.repeat(data, weight, axis=0), axis=0), atol=1e-12)
+    np.testing.assert_allclose(
+        np.sort(shown, axis=0), np.sort(np.repeat(data, weight, axis=0), axis=0), atol=1e-12
+    )
     model.fit(data, sample_weight=weight + 0.5)
     (shown,) = training_rows(model)
     assert len(shown) == len(data)

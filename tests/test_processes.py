@@ -32,7 +32,9 @@ def ended(process, seconds=300):
 
 def workers(launcher):
     """Return the processes that a launcher has started, in their order."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True).stdout
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True
+    ).stdout
     return sorted(map(int, found.split()))
 
 
@@ -71,11 +73,16 @@ if rank == 0:
 
 def test_two_processes_fit_what_one_does(table, tmp_path):
     run = lambda rank, address: subprocess.Popen(
-        [sys.executable, "-c", SHARED_FIT, str(rank), address, str(table)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SHARED_FIT, str(rank), address, str(table)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     both = [run(rank, "127.0.0.1:29511") for rank in range(2)]
     alone, _ = run(0, "alone").communicate(timeout=300)
-    shared = [[line for line in one.communicate(timeout=300)[0].splitlines() if "Gloo" not in line] for one in both]
+    shared = [
+        [line for line in one.communicate(timeout=300)[0].splitlines() if "Gloo" not in line] for one in both
+    ]
     assert shared[0] == shared[1] == alone.splitlines()
     assert (tmp_path / "127.0").read_bytes() == (tmp_path / "alone").read_bytes()
 
@@ -97,7 +104,9 @@ def test_what_is_wrong_with_rows_of_one_process_is_said_once(table, tmp_path):
 def test_members_are_shared_and_come_out_the_same(table, tmp_path):
     models = [tmp_path / name for name in ("one", "two", "three")]
     for place, model in enumerate(models):
-        code, _, complaint = ended(started("fit", table, "-o", model, *CHAIN, *(["--processes", place + 1] if place else [])))
+        code, _, complaint = ended(
+            started("fit", table, "-o", model, *CHAIN, *(["--processes", place + 1] if place else []))
+        )
         assert (code, complaint) == (0, "")
     assert models[0].read_bytes() == models[1].read_bytes() == models[2].read_bytes()
 
@@ -114,7 +123,9 @@ def test_a_lost_process_ends_all_and_a_restart_goes_on(lost, table, tmp_path):
     os.kill(both[lost], signal.SIGKILL)
     code, said, complaint = ended(launcher, seconds=30)
     assert (code, said) == (1, "")
-    assert re.fullmatch(rf"error: process {lost + 1} of 2 was ended by SIGKILL, .* resumes from .*checkpoint\.\n", complaint)
+    assert re.fullmatch(
+        rf"error: process {lost + 1} of 2 was ended by SIGKILL, .* resumes from .*checkpoint\.\n", complaint
+    )
     assert not any(os.path.exists(f"/proc/{one}") for one in both)
     assert not model.exists()
     assert ended(started(*command))[0] == 0
@@ -126,7 +137,15 @@ def test_a_lost_process_ends_all_and_a_restart_goes_on(lost, table, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_processes_end_with_their_launcher(number, table, tmp_path):
     launcher = started(
-        "fit", table, "-o", tmp_path / "model", *CHAIN, "--processes", 2, "--checkpoint", tmp_path / "checkpoint"
+        "fit",
+        table,
+        "-o",
+        tmp_path / "model",
+        *CHAIN,
+        "--processes",
+        2,
+        "--checkpoint",
+        tmp_path / "checkpoint",
     )
     wait_for((tmp_path / "checkpoint.chain").exists)
     both = workers(launcher)
@@ -142,7 +161,12 @@ def test_processes_that_others_start_join_by_address_or_by_slurm(table, tmp_path
     plain = lambda rank: ["--coordinator", "127.0.0.1:29517", "--processes", 2, "--process-id", rank]
     by_hand = [started("fit", table, "-o", tmp_path / "model", *settings, *plain(rank)) for rank in range(2)]
     assert [ended(one)[0] for one in by_hand] == [0, 0]
-    slurm = {"SLURM_JOB_ID": "29600", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    slurm = {
+        "SLURM_JOB_ID": "29600",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
     tasks = [
         started(
             *("fit", table, "-o", tmp_path / "slurm", *settings, "--coordinator", "auto"),

@@ -83,7 +83,8 @@ def test_a_run_that_resumes_does_not_count_the_steps_before(bar, clock):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "rate"), [(0.01, ""), (0.4, ""), (0.5, "20/s"), (5.0, "2.0/s"), (45.0, "4.5 s each"), (0.6, "17/s")]
+    ("seconds", "rate"),
+    [(0.01, ""), (0.4, ""), (0.5, "20/s"), (5.0, "2.0/s"), (45.0, "4.5 s each"), (0.6, "17/s")],
 )
 def test_a_rate_is_shown_once_it_means_something_and_slow_steps_by_their_seconds(bar, clock, seconds, rate):
     bar(report_of(10))
@@ -170,7 +171,10 @@ def test_nothing_is_cut_off_on_a_narrow_terminal(screen, clock):
         bar._progress.refresh()
         seen = screen.getvalue()
     assert "…" not in seen
-    assert all(part in seen for part in ("saddle point", "50/2000", "25/s", "0:01:18 left", "0.0891", "0.824", "0.641"))
+    assert all(
+        part in seen
+        for part in ("saddle point", "50/2000", "25/s", "0:01:18 left", "0.0891", "0.824", "0.641")
+    )
 
 
 def test_the_bar_writes_to_standard_error_by_default(capsys):

@@ -32,7 +32,9 @@ def test_every_adapter_has_its_extra_and_its_test():
     modules = {path.stem for path in (ROOT / "src/kexpfam/adapters").glob("*.py")} - {"__init__", "scipy"}
     extras = PROJECT["project"]["optional-dependencies"]
     assert modules <= set(extras)
-    assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests_adapters").glob("test_*.py")}
+    assert modules == {
+        path.stem.removeprefix("test_") for path in (ROOT / "tests_adapters").glob("test_*.py")
+    }
     makefile = (ROOT / "Makefile").read_text()
     installed = re.search(r'-e "\.\[([\w,]+)\]" pytest', makefile)
     assert installed and modules <= set(installed[1].split(","))

@@ -153,7 +153,9 @@ def example_selection() -> Selection:
 
 TREES = {
     "network": lambda: Network.draw(3, "scalar", width=8, depth=2, zero_initialised=False, key=jr.key(1)),
-    "zero-initialised network": lambda: Network.draw(3, 2, width=8, depth=1, zero_initialised=True, key=jr.key(1)),
+    "zero-initialised network": lambda: Network.draw(
+        3, 2, width=8, depth=1, zero_initialised=True, key=jr.key(1)
+    ),
     "linear": lambda: eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(2)),
     "relu network": lambda: eqx.nn.MLP(2, 3, 4, 1, key=jr.key(2)),
     "kernel span": example_span,
@@ -167,7 +169,9 @@ TREES = {
     "sampler": example_sampler,
     "plain sampler": lambda: Sampler(example_mixture(), Identity(), example_mixture()),
     "free transport": lambda: Free.draw(3, 2, 0, width=4, depth=1, key=jr.key(3)),
-    "named tuples": lambda: Run(Nodes(np.ones((2, 1)), np.zeros(2), ()), Status.DIVERGED, {"gap": np.arange(4.0)}, {}),
+    "named tuples": lambda: Run(
+        Nodes(np.ones((2, 1)), np.zeros(2), ()), Status.DIVERGED, {"gap": np.arange(4.0)}, {}
+    ),
     "grid": lambda: Nodes(np.ones((2, 1)), np.zeros(2), (np.arange(3.0),)),
     "estimate": lambda: Estimate(np.float64(0.1), 0.0, float("inf")),
     "density": example_density,
@@ -181,7 +185,9 @@ SETTINGS = {
     "features": Features,
     "other features": lambda: Features(rank=20, condition_rank=(5, 9)),
     "integration": Integration,
-    "other integration": lambda: Integration(cells=(100,), tail_cells=(4,), conditional_cells=(50,), finer=2.0),
+    "other integration": lambda: Integration(
+        cells=(100,), tail_cells=(4,), conditional_cells=(50,), finer=2.0
+    ),
     "distillation": Distillation,
     "other distillation": lambda: Distillation(components=4, draws=500),
     "judgement": Judgement,
@@ -190,7 +196,9 @@ SETTINGS = {
     "other convex": lambda: Convex(integral="grid", distillation=Distillation(components=4)),
     "saddle": DoublyDual,
     "dde": DDE,
-    "other dde": lambda: DDE(steps=3, saddle=DoublyDual(width=4), warm_start=True, polish=True, snapshots=True),
+    "other dde": lambda: DDE(
+        steps=3, saddle=DoublyDual(width=4), warm_start=True, polish=True, snapshots=True
+    ),
 }
 
 
@@ -206,7 +214,9 @@ class TestRoundTrip:
     def test_plain_values(self, file):
         assert same(round_trip(file, PLAIN), PLAIN)
 
-    @pytest.mark.parametrize("tree", [None, 3, "text", 2.5, (), [], {}, Status.CONVERGED, np.arange(3.0)], ids=repr)
+    @pytest.mark.parametrize(
+        "tree", [None, 3, "text", 2.5, (), [], {}, Status.CONVERGED, np.arange(3.0)], ids=repr
+    )
     def test_a_tree_can_be_a_single_value(self, file, tree):
         assert same(round_trip(file, tree), tree)
 
@@ -231,17 +241,23 @@ class TestRoundTrip:
     @pytest.mark.parametrize("made_in_x64", [False, True])
     def test_weak_types(self, file, value, made_in_x64, x64):
         with jax.enable_x64(made_in_x64):
-            array = jnp.stack([jnp.asarray(v) for v in value]) if isinstance(value, list) else jnp.asarray(value)
+            array = (
+                jnp.stack([jnp.asarray(v) for v in value]) if isinstance(value, list) else jnp.asarray(value)
+            )
         assert array.weak_type
         loaded = round_trip(file, array)
         assert same(loaded, array)
         assert (jnp.ones(2, jnp.float16) * loaded).dtype == jnp.float16
 
-    @pytest.mark.parametrize("value", [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)], ids=repr)
+    @pytest.mark.parametrize(
+        "value", [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)], ids=repr
+    )
     def test_numpy_scalars(self, file, value):
         assert same(round_trip(file, value), value)
 
-    @pytest.mark.parametrize("view", [np.transpose, lambda a: a[:, ::-1], lambda a: a[::2], lambda a: a.astype(">f8")])
+    @pytest.mark.parametrize(
+        "view", [np.transpose, lambda a: a[:, ::-1], lambda a: a[::2], lambda a: a.astype(">f8")]
+    )
     def test_the_memory_layout_does_not_matter(self, file, view):
         array = view(np.arange(12.0).reshape(3, 4))
         loaded = round_trip(file, array)
@@ -249,7 +265,11 @@ class TestRoundTrip:
         np.testing.assert_array_equal(loaded, array)
 
     def test_places_that_share_a_name_keep_their_own_arrays(self, file):
-        tree = {"a.b": np.zeros(1), "a": {"b": np.ones(1), "b'": np.full(1, 2.0)}, "__metadata__": np.full(1, 3.0)}
+        tree = {
+            "a.b": np.zeros(1),
+            "a": {"b": np.ones(1), "b'": np.full(1, 2.0)},
+            "__metadata__": np.full(1, 3.0),
+        }
         assert same(round_trip(file, tree), tree)
 
     @pytest.mark.parametrize("name", TREES)
@@ -281,7 +301,9 @@ class TestRoundTrip:
         assert '"$numpy"' in structure
         assert '"$jax"' not in structure
 
-    @pytest.mark.parametrize("make", [lambda: jnp.arange(3.0), lambda: jnp.asarray(0.1), lambda: np.arange(3.0)])
+    @pytest.mark.parametrize(
+        "make", [lambda: jnp.arange(3.0), lambda: jnp.asarray(0.1), lambda: np.arange(3.0)]
+    )
     def test_an_array_in_two_places_is_stored_once(self, file, make):
         array, twin = make(), make()
         loaded = round_trip(file, {"a": array, "b": [array], "c": twin})
@@ -299,7 +321,10 @@ class TestRoundTrip:
 
 
 class TestOutputsAreBitIdentical:
-    points, condition = np.random.default_rng(5).normal(size=(7, 2)), np.random.default_rng(6).normal(size=(7, 1))
+    points, condition = (
+        np.random.default_rng(5).normal(size=(7, 2)),
+        np.random.default_rng(6).normal(size=(7, 1)),
+    )
 
     def test_network(self, file, x64):
         network = TREES["network"]()
@@ -331,7 +356,9 @@ class TestOutputsAreBitIdentical:
     def test_density(self, file, x64):
         density = example_density()
         loaded = round_trip(file, density)
-        assert same(loaded.log_density(self.points, self.condition), density.log_density(self.points, self.condition))
+        assert same(
+            loaded.log_density(self.points, self.condition), density.log_density(self.points, self.condition)
+        )
 
     def test_a_float64_fit_serves_a_session_in_single_precision(self, file):
         with jax.enable_x64(True):
@@ -429,7 +456,9 @@ class TestUnstorableValuesAreNamed:
             save_tree(file, "test", {"outer": [value]}, {})
         assert not file.exists()
 
-    @pytest.mark.parametrize("make", [lambda: jr.key(0), lambda: jnp.ones(2, jnp.bfloat16)], ids=["key", "bfloat16"])
+    @pytest.mark.parametrize(
+        "make", [lambda: jr.key(0), lambda: jnp.ones(2, jnp.bfloat16)], ids=["key", "bfloat16"]
+    )
     def test_jax_arrays_without_a_stored_form(self, file, make):
         with pytest.raises(TypeError, match=r"^tree\.x: cannot store an array of"):
             save_tree(file, "test", {"x": make()}, {})
@@ -487,7 +516,9 @@ class TestRefusals:
         file.write_bytes(file.read_bytes() + b"more")
         assert "damaged" in refusal(file)
 
-    @pytest.mark.parametrize("content", [b"PK\x03\x04" * 20, b"text, as it happens", bytes(range(256)), b"\0" * 100])
+    @pytest.mark.parametrize(
+        "content", [b"PK\x03\x04" * 20, b"text, as it happens", bytes(range(256)), b"\0" * 100]
+    )
     def test_arbitrary_bytes(self, file, content):
         file.write_bytes(content)
         assert "not a kexpfam file" in refusal(file)
@@ -501,13 +532,19 @@ class TestRefusals:
         save_tree(file, "test", {}, {})
         newer = str(int(storage.VERSION) + 1)
         rewritten(file, version=newer, structure="of a kind yet unknown", kexpfam="9.9")
-        assert f"has format {newer}, of kexpfam 9.9, which is newer than this one; upgrade kexpfam" in refusal(file)
+        assert (
+            f"has format {newer}, of kexpfam 9.9, which is newer than this one; upgrade kexpfam"
+            in refusal(file)
+        )
 
     def test_older_format(self, file):
         save_tree(file, "test", {}, {})
         rewritten(file, version="1", structure="of a kind long forgotten", kexpfam="0.0")
         message = refusal(file)
-        assert "has format 1, of kexpfam 0.0; load the file with the version that wrote it, or fit the model again" in message
+        assert (
+            "has format 1, of kexpfam 0.0; load the file with the version that wrote it, or fit the model again"
+            in message
+        )
         assert "newer" not in message
 
     @pytest.mark.parametrize("version", [None, "", "two", "-1", "1.5", "\u00b2"])
@@ -587,7 +624,9 @@ class TestRefusals:
         refusal(file)
         assert "this" not in sys.modules
 
-    @pytest.mark.parametrize("name", ["kexpfam.absent:Sample", "kexpfam.data.sample:Absent", "kexpfam.data.sample:"])
+    @pytest.mark.parametrize(
+        "name", ["kexpfam.absent:Sample", "kexpfam.data.sample:Absent", "kexpfam.data.sample:"]
+    )
     def test_classes_of_another_version(self, file, name):
         save_tree(file, "test", {}, {})
         rewritten(file, structure=json.dumps({"$class": name}), kexpfam="9.9")
@@ -636,14 +675,20 @@ class TestCheckpoint:
         assert same(Checkpoint(file, copied).read(self.state), self.state)
 
     OTHERS = {
-        "row": lambda problem, solver: (eqx.tree_at(lambda p: p.sample.target, problem, problem.sample.target + 1.0), solver),
+        "row": lambda problem, solver: (
+            eqx.tree_at(lambda p: p.sample.target, problem, problem.sample.target + 1.0),
+            solver,
+        ),
         "condition": lambda problem, solver: (
             eqx.tree_at(lambda p: p.sample.condition, problem, problem.sample.condition[::-1].copy()),
             solver,
         ),
         "penalty": lambda problem, solver: (eqx.tree_at(lambda p: p.rkhs_penalty, problem, 0.1), solver),
         "space": lambda problem, solver: (problem.within(FeatureSpace(Constant(), example_span())), solver),
-        "integration": lambda problem, solver: (eqx.tree_at(lambda p: p.integration.draws, problem, 65), solver),
+        "integration": lambda problem, solver: (
+            eqx.tree_at(lambda p: p.integration.draws, problem, 65),
+            solver,
+        ),
         "shape": lambda problem, solver: (
             eqx.tree_at(lambda p: p.sample.target, problem, problem.sample.target.reshape(2, 12)),
             solver,
@@ -657,7 +702,9 @@ class TestCheckpoint:
     @pytest.mark.parametrize("name", OTHERS)
     def test_another_task_is_refused(self, file, name):
         Checkpoint(file, self.task()).write(self.state)
-        with pytest.raises(StorageError, match="belongs to a fit of other data, settings or solver; remove it"):
+        with pytest.raises(
+            StorageError, match="belongs to a fit of other data, settings or solver; remove it"
+        ):
             Checkpoint(file, self.OTHERS[name](*self.task())).read(self.state)
 
     def test_a_state_of_another_shape_is_refused(self, file):
@@ -685,7 +732,9 @@ class TestCheckpoint:
 @pytest.mark.slow
 class TestCheckpointOfAFit:
     rows = np.random.default_rng(0).normal(size=(40, 2))
-    saddle = DoublyDual(width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1)
+    saddle = DoublyDual(
+        width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1
+    )
 
     def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **settings):
         settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0} | settings
@@ -717,12 +766,16 @@ class TestCheckpointOfAFit:
         resumed = self.fitted(file, progress=seen.append)
         assert [report.step for report in seen] == [30]
         whole = self.fitted(file.with_name("fresh"))
-        np.testing.assert_allclose(resumed.score_samples(self.rows), whole.score_samples(self.rows), rtol=1e-6)
+        np.testing.assert_allclose(
+            resumed.score_samples(self.rows), whole.score_samples(self.rows), rtol=1e-6
+        )
 
 
 @pytest.mark.slow
 def test_a_fresh_process_restores_what_this_one_saved(file):
     save_tree(file, "test", example_sampler(), {})
     program = "import sys; from kexpfam.storage import load_tree; print(type(load_tree(sys.argv[1])[1].transport).__name__)"
-    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "Residual"

@@ -16,8 +16,16 @@ def poor():
     """A model whose own intervals are far too narrow: fitted to targets with a tenth of the noise."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(200, 1))
-    settings = {"lengthscale": 0.8, "condition_lengthscale": 0.8, "rkhs_penalty": 1e-2, "base_width": 1.0, "power": False}
-    return ConditionalKernelExpFamily(**settings, random_state=0).fit(x, np.sin(2.0 * x[:, 0]) + 0.1 * rng.normal(size=200))
+    settings = {
+        "lengthscale": 0.8,
+        "condition_lengthscale": 0.8,
+        "rkhs_penalty": 1e-2,
+        "base_width": 1.0,
+        "power": False,
+    }
+    return ConditionalKernelExpFamily(**settings, random_state=0).fit(
+        x, np.sin(2.0 * x[:, 0]) + 0.1 * rng.normal(size=200)
+    )
 
 
 def fresh(seed):
@@ -38,10 +46,14 @@ ERROR = np.sqrt(2.0 * LEVEL * (1.0 - LEVEL) / ROWS)
 
 @pytest.mark.parametrize("seed", [10, 20, 30])
 def test_conformalized_quantiles_repair_a_model_that_is_too_sure(poor, seed):
-    regressor = ConformalizedQuantileRegressor(quantile_regressors(poor, LEVEL), confidence_level=LEVEL, prefit=True)
+    regressor = ConformalizedQuantileRegressor(
+        quantile_regressors(poor, LEVEL), confidence_level=LEVEL, prefit=True
+    )
     regressor.conformalize(*fresh(seed))
     own = poor.interval(fresh(seed + 1)[0], LEVEL)
-    assert np.mean((own[:, 0] <= fresh(seed + 1)[1]) & (fresh(seed + 1)[1] <= own[:, 1])) < LEVEL - 10.0 * ERROR
+    assert (
+        np.mean((own[:, 0] <= fresh(seed + 1)[1]) & (fresh(seed + 1)[1] <= own[:, 1])) < LEVEL - 10.0 * ERROR
+    )
     assert abs(covered(regressor, seed + 1) - LEVEL) < 4.0 * ERROR
 
 

@@ -16,7 +16,9 @@ DRAWS = 1000
 
 def errors_apart(chain, independent):
     """Return the differences of the columns' means, in standard errors; the chain's draws count by their autocorrelation."""
-    effective = np.array([numpyro.diagnostics.effective_sample_size(chain[None, :, j]) for j in range(chain.shape[1])])
+    effective = np.array(
+        [numpyro.diagnostics.effective_sample_size(chain[None, :, j]) for j in range(chain.shape[1])]
+    )
     error = np.sqrt(chain.var(axis=0) / effective + independent.var(axis=0) / len(independent))
     return np.abs(chain.mean(axis=0) - independent.mean(axis=0)) / error
 
@@ -41,7 +43,10 @@ def test_draws_inside_jit_are_the_models(joint):
 
 def test_nuts_with_the_density_as_its_prior_alone_draws_from_it(joint):
     mcmc = MCMC(
-        NUTS(lambda: numpyro.sample("x", KernelDistribution(joint))), num_warmup=500, num_samples=4000, progress_bar=False
+        NUTS(lambda: numpyro.sample("x", KernelDistribution(joint))),
+        num_warmup=500,
+        num_samples=4000,
+        progress_bar=False,
     )
     mcmc.run(jr.key(0))
     assert np.all(errors_apart(np.asarray(mcmc.get_samples()["x"]), joint.sample(4000, random_state=0)) < 4.0)
@@ -67,7 +72,10 @@ def test_a_bounded_density_is_sampled_within_its_bounds():
     x = np.random.default_rng(0).beta(2.0, 1.0, size=(200, 1))
     model = KernelExpFamily(bounds=(0.0, 1.0), lengthscale=0.8, rkhs_penalty=1e-2, random_state=0).fit(x)
     mcmc = MCMC(
-        NUTS(lambda: numpyro.sample("x", KernelDistribution(model))), num_warmup=300, num_samples=2000, progress_bar=False
+        NUTS(lambda: numpyro.sample("x", KernelDistribution(model))),
+        num_warmup=300,
+        num_samples=2000,
+        progress_bar=False,
     )
     mcmc.run(jr.key(0))
     draws = np.asarray(mcmc.get_samples()["x"])
@@ -100,7 +108,9 @@ def test_batches_of_conditions(conditional):
     assert draws.shape == (4, 2, 3)
     expected = conditional.score_samples(np.tile(x.reshape(-1, 1), (4, 1)), np.asarray(draws, float).ravel())
     assert np.asarray(jax.jit(law.log_prob)(draws)).ravel() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    predicted = Predictive(lambda: numpyro.sample("y", KernelDistribution(conditional, x)), num_samples=3)(jr.key(0))
+    predicted = Predictive(lambda: numpyro.sample("y", KernelDistribution(conditional, x)), num_samples=3)(
+        jr.key(0)
+    )
     assert predicted["y"].shape == (3, 2, 3)
 
 

@@ -27,7 +27,9 @@ def prior():
 def model(prior):
     torch.manual_seed(0)
     theta = prior.sample((SIMULATIONS,))
-    return ConditionalKernelExpFamily(base="chain", learned=LEARNED, random_state=0).fit(simulate(theta).numpy(), theta.numpy())
+    return ConditionalKernelExpFamily(base="chain", learned=LEARNED, random_state=0).fit(
+        simulate(theta).numpy(), theta.numpy()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,9 @@ def test_log_prob_and_draws_are_the_models(model, found):
 def test_the_posterior_is_near_the_closed_form(found):
     """Means within a quarter, deviations within a quarter of the exact posterior's deviations."""
     for x in (np.array([0.5, -0.5]), np.array([-1.0, 0.3])):
-        draws = found.sample((4000,), x=torch.tensor(x[None], dtype=torch.float32), show_progress_bars=False).numpy()
+        draws = found.sample(
+            (4000,), x=torch.tensor(x[None], dtype=torch.float32), show_progress_bars=False
+        ).numpy()
         mean, covariance = exact(x)
         deviation = np.sqrt(np.diag(covariance))
         assert np.all(np.abs(draws.mean(axis=0) - mean) < 0.25 * deviation)
@@ -83,7 +87,11 @@ def test_sbc_sees_a_posterior_that_is_wrong(model, prior):
     torch.manual_seed(1)
     theta = prior.sample((200,))
     ranks, averaged = run_sbc(
-        theta, simulate(theta), DirectPosterior(Moved(model), prior), num_posterior_samples=400, show_progress_bar=False
+        theta,
+        simulate(theta),
+        DirectPosterior(Moved(model), prior),
+        num_posterior_samples=400,
+        show_progress_bar=False,
     )
     checks = check_sbc(ranks, prior.sample((200,)), averaged, num_posterior_samples=400)
     assert float(checks["ks_pvals"].min()) < 1e-6
@@ -107,7 +115,11 @@ def test_gradients_reach_torch(model):
 def test_the_mode_is_found_by_sbis_own_ascent(found):
     x = np.array([0.5, -0.5])
     found.set_default_x(torch.tensor(x[None], dtype=torch.float32))
-    mode = found.map(num_iter=200, num_init_samples=100, num_to_optimize=10, show_progress_bars=False).numpy().ravel()
+    mode = (
+        found.map(num_iter=200, num_init_samples=100, num_to_optimize=10, show_progress_bars=False)
+        .numpy()
+        .ravel()
+    )
     mean, covariance = exact(x)
     assert np.all(np.abs(mode - mean) < 0.6 * np.sqrt(np.diag(covariance)))
 

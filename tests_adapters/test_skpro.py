@@ -38,9 +38,13 @@ def test_crps_is_the_models_own(fitted):
 def test_energy_is_that_of_draws(fitted):
     """``E|Y - Y'|`` of 40,000 pairs of draws, within 4 standard errors."""
     model, x, _ = fitted
-    draws = np.abs(np.diff(model.estimator_.sample(x.to_numpy(), 80_000, random_state=0).reshape(10, -1, 2), axis=2))[..., 0]
+    draws = np.abs(
+        np.diff(model.estimator_.sample(x.to_numpy(), 80_000, random_state=0).reshape(10, -1, 2), axis=2)
+    )[..., 0]
     error = draws.std(axis=1) / np.sqrt(draws.shape[1])
-    assert np.all(np.abs(model.predict_proba(x).energy().to_numpy()[:, 0] - draws.mean(axis=1)) < 4.0 * error + 1e-3)
+    assert np.all(
+        np.abs(model.predict_proba(x).energy().to_numpy()[:, 0] - draws.mean(axis=1)) < 4.0 * error + 1e-3
+    )
 
 
 def test_quantiles_and_intervals_are_frames_with_the_models_numbers(fitted):
@@ -54,5 +58,7 @@ def test_quantiles_and_intervals_are_frames_with_the_models_numbers(fitted):
 def test_rows_of_the_distribution_keep_their_condition(fitted):
     model, x, y = fitted
     law = model.predict_proba(x)
-    assert law.iloc[3:5].log_pdf(y.iloc[3:5]).to_numpy() == pytest.approx(law.log_pdf(y).to_numpy()[3:5], abs=1e-12)
+    assert law.iloc[3:5].log_pdf(y.iloc[3:5]).to_numpy() == pytest.approx(
+        law.log_pdf(y).to_numpy()[3:5], abs=1e-12
+    )
     assert law.iat[4, 0].mean() == pytest.approx(law.mean().to_numpy()[4, 0], abs=1e-12)

@@ -58,15 +58,27 @@ def wine() -> object:
 def shot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
     """Return what a browser window of this size shows."""
     file = page.with_suffix(".png")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
-    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--screenshot={file}", page.as_uri()]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ]
+    options += [
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        f"--screenshot={file}",
+        page.as_uri(),
+    ]
     subprocess.run([str(CHROMIUM), *options], check=True, capture_output=True, timeout=120)
     return Image.open(file)
 
 
 def save(picture: Image.Image, name: str, width: int) -> None:
     """Write a picture in this width and few colours."""
-    picture = picture.convert("RGB").resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
+    picture = picture.convert("RGB").resize(
+        (width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS
+    )
     few = picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(PICTURES / name, optimize=True)
 

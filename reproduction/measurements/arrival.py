@@ -44,7 +44,12 @@ class Watched(Solver):
     knows_conditions: ClassVar[bool] = True
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return what the doubly dual embedding does."""
         return DDE().solve(problem, key=key, report=report, checkpoint=self.diary)
@@ -71,6 +76,11 @@ def arrival(cell: Cell) -> Values:
 
     gaps = {step: (nll(weights) - exact, clock - start) for step, clock, weights in diary.looks}
     near = [step for step, (gap, _) in gaps.items() if gap <= LEVEL]
-    found: Values = {"level": LEVEL, "exact_nll": exact, "processor_seconds": spent, "last_gap": list(gaps.values())[-1][0]}
+    found: Values = {
+        "level": LEVEL,
+        "exact_nll": exact,
+        "processor_seconds": spent,
+        "last_gap": list(gaps.values())[-1][0],
+    }
     found["gaps"] = {str(step): round(gap, 4) for step, (gap, _) in gaps.items()}
     return found | ({"step": near[0], "arrival_processor_seconds": gaps[near[0]][1]} if near else {})

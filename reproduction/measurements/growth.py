@@ -86,7 +86,9 @@ def _score_matched(x: np.ndarray, key: jax.Array) -> Tilt:
     """Return the score-matching solution in the same space, with its penalty falling like n^(-1/3), as its theory asks."""
     base, kernel = _problem(x).base, GaussianKernel(TRUE_LENGTHSCALE)
     basis, scores = Basis.of_derivatives(kernel, _centres(x)), np.asarray(base_scores(base, x))
-    weights = basis.weights(basis.quadratic(x, scores).path(np.array([SCORE_PENALTY * len(x) ** (-1.0 / 3.0)]))[:, 0])
+    weights = basis.weights(
+        basis.quadratic(x, scores).path(np.array([SCORE_PENALTY * len(x) ** (-1.0 / 3.0)]))[:, 0]
+    )
     return Tilt(FeatureSpace(Constant(), basis.span), weights, base)
 
 

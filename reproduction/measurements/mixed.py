@@ -38,10 +38,20 @@ def mixed(cell: Cell) -> Values:
         raise Unavailable(f"{cell['method']} has no finite log density on any row of {cell['dataset']}.")
     short = (table.log_density(test) - found)[possible] / table.dim
     error = float(short.std() / np.sqrt(len(short)))
-    values = {"shortfall": float(short.mean()), "shortfall_error": error, "training_rows": len(train), "columns": table.dim}
+    values = {
+        "shortfall": float(short.mean()),
+        "shortfall_error": error,
+        "training_rows": len(train),
+        "columns": table.dim,
+    }
     extra["impossible_rows"] = int(np.sum(~possible))
     package = version_of(cell["method"])
-    return values | extra | {"seconds": cost.seconds, "megabytes": cost.megabytes} | ({"package": package} if package else {})
+    return (
+        values
+        | extra
+        | {"seconds": cost.seconds, "megabytes": cost.megabytes}
+        | ({"package": package} if package else {})
+    )
 
 
 def _ours(cell: Cell, table: MixedTable, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, Values]:

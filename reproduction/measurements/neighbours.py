@@ -29,7 +29,11 @@ def bare_neighbours(cell: Cell) -> Values:
     i, j = np.unravel_index(np.argmin(losses), (len(CANDIDATES), len(CANDIDATES)))
     scores = _nll(cdist(test[:, :-1], x) <= CANDIDATES[i], cdist(test[:, -1:], y), CANDIDATES[j])
     lonely = float(np.mean(~np.any(cdist(test[:, :-1], x) <= CANDIDATES[i], axis=1)))
-    return {"nll": float(scores.mean()), "nll_error": float(scores.std() / np.sqrt(len(scores))), "without_neighbours": lonely}
+    return {
+        "nll": float(scores.mean()),
+        "nll_error": float(scores.std() / np.sqrt(len(scores))),
+        "without_neighbours": lonely,
+    }
 
 
 def _nll(neighbours: np.ndarray, distances: np.ndarray, width: float) -> np.ndarray:

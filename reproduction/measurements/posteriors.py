@@ -58,7 +58,10 @@ def _wide_or_narrow(theta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _crescents(theta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, len(theta)), rng.normal(RADIUS, RADIUS_SPREAD, len(theta))
+    angle, radius = (
+        rng.uniform(-np.pi / 2, np.pi / 2, len(theta)),
+        rng.normal(RADIUS, RADIUS_SPREAD, len(theta)),
+    )
     first, second = theta.T
     along = radius * np.cos(angle) + SHIFT - np.abs(first + second) / np.sqrt(2.0)
     across = radius * np.sin(angle) + (second - first) / np.sqrt(2.0)
@@ -95,7 +98,9 @@ def posterior(cell: Cell) -> Values:
         "outside": float(np.mean(np.any(np.abs(draws) > edge, axis=2))),
         "seconds": cost.seconds,
         "megabytes": cost.megabytes,
-        "sampling_seconds": timed(lambda: model.sample(observations[:1], n_samples=cell["draws"]), repeats=REPEATS),
+        "sampling_seconds": timed(
+            lambda: model.sample(observations[:1], n_samples=cell["draws"]), repeats=REPEATS
+        ),
     }
 
 
@@ -107,4 +112,6 @@ def references(task: str, observations: int, draws: int) -> tuple[np.ndarray, np
         spread = np.sqrt(LINEAR_VARIANCE / 2.0)
         return x, rng.normal(x[:, None] / 2.0, spread, size=(observations, draws, TASKS[task].dims))
     content = real_data.stored("sbibm", task)
-    return content["observations"][:observations], content["reference_posterior"][:observations, :draws].astype(float)
+    return content["observations"][:observations], content["reference_posterior"][
+        :observations, :draws
+    ].astype(float)

@@ -41,19 +41,32 @@ def released_protocol(cell: Cell) -> Values:
     saddle = DoublyDual.plain(batch_size=256)
     watch = lambda state: np.asarray(state.point.f_weights)
     with double_precision(), Cost() as cost:
-        problem = SaddleProblem(sample, base, space, base, jnp.asarray(NO_PENALTY), jnp.asarray(1.0), anchored=True)
+        problem = SaddleProblem(
+            sample, base, space, base, jnp.asarray(NO_PENALTY), jnp.asarray(1.0), anchored=True
+        )
         state = saddle.init(problem, jnp.zeros(space.size), key=init_key)
         looking = partial(run, stage="released protocol", chunk=STEPS_BETWEEN_LOOKS, watch=watch)
         outcome = looking(problem, saddle, state, steps=cell["steps"], key=run_key)
-    looks = {int(step): _test_nll(Tilt(space, weights, base), test, look_key) for step, weights in outcome.watched.items()}
+    looks = {
+        int(step): _test_nll(Tilt(space, weights, base), test, look_key)
+        for step, weights in outcome.watched.items()
+    }
     best = min(looks, key=lambda step: looks[step])
     last = looks[max(looks)]
-    return {"nll": looks[best], "best_step": best, "last_nll": last, "looks": len(looks), "seconds": cost.seconds}
+    return {
+        "nll": looks[best],
+        "best_step": best,
+        "last_nll": last,
+        "looks": len(looks),
+        "seconds": cost.seconds,
+    }
 
 
 def _space(sample: Sample) -> FeatureSpace:
     scale = lambda values: max(median_distance(values), 1e-3) / np.sqrt(2.0)
-    return FeatureSpace.of_kernels(GaussianKernel(scale(sample.target)), GaussianKernel(scale(sample.condition)), sample)
+    return FeatureSpace.of_kernels(
+        GaussianKernel(scale(sample.target)), GaussianKernel(scale(sample.condition)), sample
+    )
 
 
 def _test_nll(tilt: Tilt, test: np.ndarray, key: jax.Array) -> float:

@@ -71,7 +71,9 @@ def reach(cell: Cell) -> Values:
         "megabytes": cost.megabytes,
     }
     nodes = importance_nodes(problem.base, problem.proposal, IMPORTANCE_DRAWS, key=node_key)
-    values["effective_draws"] = float(effective_share(nodes.log_weights + tilt.values(nodes.points)) * IMPORTANCE_DRAWS)
+    values["effective_draws"] = float(
+        effective_share(nodes.log_weights + tilt.values(nodes.points)) * IMPORTANCE_DRAWS
+    )
     values |= _likelihood(law, tilt, smc_key)
     if kl_dual is not None:
         values["kl_dual"] = kl_dual
@@ -90,7 +92,11 @@ def _law(cell: Cell) -> Law:
     def log_density(z: Float[AnyArray, " d"]) -> Float[Array, ""]:
         x = jnp.asarray(z) * scale + mean
         noise = jnp.concatenate([x[:1], (x[1:] - jnp.sin(2.0 * x[:-1])) / CHAIN_NOISE])
-        constant = 0.5 * len(scale) * np.log(2.0 * np.pi) + (len(scale) - 1) * np.log(CHAIN_NOISE) - np.log(scale).sum()
+        constant = (
+            0.5 * len(scale) * np.log(2.0 * np.pi)
+            + (len(scale) - 1) * np.log(CHAIN_NOISE)
+            - np.log(scale).sum()
+        )
         return -0.5 * noise @ noise - constant
 
     return Law((rows - mean) / scale, (test - mean) / scale, log_density)
@@ -100,7 +106,9 @@ def _problem(cell: Cell, law: Law) -> Problem:
     mixture = fit_base("mixture", law.train, seed=cell["seed"])
     base = mixture if cell["base"] == "mixture" else Gaussian.fitted(law.train)
     space = FeatureSpace(Constant(), RandomFeatures(near_pairs(cell["dim"], seed=cell["seed"])))
-    return Problem(Sample.unconditional(law.train), base, space, PENALTY, mixture, Integration(draws=FITTING_DRAWS))
+    return Problem(
+        Sample.unconditional(law.train), base, space, PENALTY, mixture, Integration(draws=FITTING_DRAWS)
+    )
 
 
 def near_pairs(dim: int, *, seed: int) -> Float[np.ndarray, "r d"]:
@@ -129,7 +137,12 @@ def _by(solver: Solver) -> Road:
     def road(problem: Problem, key: Any) -> Arrival:
         solution = solver.solve(problem, key=key)
         kl = solution.trace.get("kl_dual")
-        return Arrival(solution.tilt, solution.sampler, solution.status.name, None if kl is None else float(kl[-LAST:].mean()))
+        return Arrival(
+            solution.tilt,
+            solution.sampler,
+            solution.status.name,
+            None if kl is None else float(kl[-LAST:].mean()),
+        )
 
     return road
 
@@ -150,10 +163,16 @@ def score_matched(problem: Problem, key: Any) -> Arrival:
         some, score = rows[start : start + ROWS_PER_CHUNK], scores[start : start + ROWS_PER_CHUNK]
         phase = some @ frequencies.T
         cosine, sine = scale * np.cos(phase), scale * np.sin(phase)
-        gradients = np.concatenate([-sine[:, None] * slopes, cosine[:, None] * slopes], axis=2).reshape(-1, span.size)
-        linear += gradients.T @ score.ravel() - np.concatenate([cosine * squares, sine * squares], axis=1).sum(0)
+        gradients = np.concatenate([-sine[:, None] * slopes, cosine[:, None] * slopes], axis=2).reshape(
+            -1, span.size
+        )
+        linear += gradients.T @ score.ravel() - np.concatenate(
+            [cosine * squares, sine * squares], axis=1
+        ).sum(0)
         hessian += gradients.T @ gradients
-    weights = -np.linalg.solve(hessian / len(rows) + problem.rkhs_penalty * np.eye(span.size), linear / len(rows))
+    weights = -np.linalg.solve(
+        hessian / len(rows) + problem.rkhs_penalty * np.eye(span.size), linear / len(rows)
+    )
     return Arrival(problem.tilt(weights), None, "CONVERGED")
 
 
@@ -206,5 +225,7 @@ def told_apart(rows: np.ndarray, draws: np.ndarray) -> float:
     X, is_draw = np.concatenate([rows, draws]), np.arange(len(rows) + len(draws)) >= len(rows)
     seen = np.concatenate([np.arange(half), len(rows) + np.arange(len(draws) // 2)])
     unseen = np.setdiff1d(np.arange(len(X)), seen)
-    network = MLPClassifier((64, 64), early_stopping=True, max_iter=100, random_state=0).fit(X[seen], is_draw[seen])
+    network = MLPClassifier((64, 64), early_stopping=True, max_iter=100, random_state=0).fit(
+        X[seen], is_draw[seen]
+    )
     return float(network.score(X[unseen], is_draw[unseen]))

@@ -52,7 +52,9 @@ def joint(cell: Cell) -> Values:
         model.fit(split.train)
     values = likelihood(model.score_samples(split.test)) | {
         "sampling_seconds": timed(lambda: model.sample(DRAWS, random_state=0), repeats=REPEATS),
-        "ties": max(float(np.unique(column, return_counts=True)[1].max() / len(column)) for column in split.train.T),
+        "ties": max(
+            float(np.unique(column, return_counts=True)[1].max() / len(column)) for column in split.train.T
+        ),
     }
     if split.truth_nll is not None:
         values["truth_nll"] = split.truth_nll
@@ -68,7 +70,11 @@ def likelihood(scores: np.ndarray) -> Values:
     """
     possible = scores[scores > -np.inf]
     error = float(possible.std() / np.sqrt(len(possible)))
-    return {"nll": float(-possible.mean()), "nll_error": error, "impossible_rows": len(scores) - len(possible)}
+    return {
+        "nll": float(-possible.mean()),
+        "nll_error": error,
+        "impossible_rows": len(scores) - len(possible),
+    }
 
 
 def pit(model: Any, X: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
@@ -88,5 +94,10 @@ def _weights(model: Any) -> Values:
 
 def _costs(cell: Cell, split: real_data.Split, cost: Cost) -> Values:
     rows, columns = split.train.shape
-    found: Values = {"seconds": cost.seconds, "megabytes": cost.megabytes, "training_rows": rows, "columns": columns}
+    found: Values = {
+        "seconds": cost.seconds,
+        "megabytes": cost.megabytes,
+        "training_rows": rows,
+        "columns": columns,
+    }
     return found | ({"package": version_of(cell["method"])} if version_of(cell["method"]) else {})

@@ -43,7 +43,13 @@ BATCHES, DRAWS, LOOKS = 8, 1024, 20
 
 def printed(steps: int) -> FunctionalAscent:
     """Return Algorithm 1 with a step size of the transport that is constant and falls like one over the root of the steps."""
-    settings: dict[str, Any] = {"rate": 0.5, "nu_speed": 1.0, "horizon": np.inf, "ascents": 10, "batch_size": 128}
+    settings: dict[str, Any] = {
+        "rate": 0.5,
+        "nu_speed": 1.0,
+        "horizon": np.inf,
+        "ascents": 10,
+        "batch_size": 128,
+    }
     return FunctionalAscent(transport_rate=3.0 / np.sqrt(steps), **settings)
 
 
@@ -57,7 +63,11 @@ SCHEMES: dict[str, Callable[[int], Any]] = {"Algorithm 1": printed, "plain playe
 
 def stationarity(cell: Cell) -> Values:
     """Return the mean of the squared gradient of the dual objective over the iterates of a run, at its start and at its end."""
-    scheme, steps, (init_key, run_key, look_key) = SCHEMES[cell["method"]], cell["steps"], jr.split(jr.key(cell["seed"]), 3)
+    scheme, steps, (init_key, run_key, look_key) = (
+        SCHEMES[cell["method"]],
+        cell["steps"],
+        jr.split(jr.key(cell["seed"]), 3),
+    )
     with double_precision(), Cost() as cost:
         problem = _problem(cell)
         solver, zeros = scheme(steps), jnp.zeros(_space(problem).size)
@@ -88,7 +98,9 @@ def _problem(cell: Cell) -> SaddleProblem:
     base = Gaussian.fitted(rows)
     span = KernelSpan.build(GaussianKernel(LENGTHSCALE), rows[spread_rows(rows, CENTRES, seed=cell["seed"])])
     space, one = FeatureSpace(Constant(), span), jnp.asarray(1.0)
-    return SaddleProblem(Sample.unconditional(rows), base, space, base, jnp.asarray(PENALTY), one, anchored=True)
+    return SaddleProblem(
+        Sample.unconditional(rows), base, space, base, jnp.asarray(PENALTY), one, anchored=True
+    )
 
 
 def _space(problem: SaddleProblem) -> FeatureSpace:
@@ -97,19 +109,26 @@ def _space(problem: SaddleProblem) -> FeatureSpace:
     return problem.space
 
 
-def dual_objective(problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]) -> Float[Array, ""]:
+def dual_objective(
+    problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]
+) -> Float[Array, ""]:
     """Return an unbiased estimate of the dual objective: f and nu at their best, for a transport that does not fold space."""
     noise = problem.reference.sample(DRAWS, key=key)
     features = _space(problem).target.features
     moved, log_volume = _with_log_volume(transport, noise)
     # Two halves of the draws: the square of one mean would hold its noise too.
-    residuals = [jnp.mean(features(problem.sample.target), 0) - jnp.mean(features(half), 0) for half in jnp.split(moved, 2)]
+    residuals = [
+        jnp.mean(features(problem.sample.target), 0) - jnp.mean(features(half), 0)
+        for half in jnp.split(moved, 2)
+    ]
     kl = jnp.mean(problem.reference.log_density(noise) - log_volume - problem.base.log_density(moved))
     return residuals[0] @ residuals[1] / (2.0 * problem.rkhs_penalty) + kl / problem.inverse_temperature
 
 
 @eqx.filter_jit
-def squared_gradient(problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]) -> Float[Array, ""]:
+def squared_gradient(
+    problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]
+) -> Float[Array, ""]:
     """Return the squared norm of the dual objective's gradient, by products of different batches: its noise is not in it."""
     gradient = eqx.filter_grad(lambda transport, key: dual_objective(problem, transport, key=key))
     flat = lambda key: ravel_pytree(gradient(transport, key))[0]

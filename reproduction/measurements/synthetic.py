@@ -44,7 +44,9 @@ def dual(cell: Cell) -> Values:
 
 def space(cell: Cell) -> Values:
     """Return the same for one solver with f in another space than the default's."""
-    return _measured(KernelExpFamily(**SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]), cell)
+    return _measured(
+        KernelExpFamily(**SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]), cell
+    )
 
 
 def _measured(model: Any, cell: Cell) -> Values:
@@ -74,7 +76,9 @@ def _measured(model: Any, cell: Cell) -> Values:
         refined = model.sample(len(test), random_state=cell["seed"], refine=REFINING_STEPS)
         values["mmd_refined"] = mmd_squared(refined, test, lengthscale=lengthscale).value
         many = truth.sample(MANY_DRAWS, random_state=2000 + cell["seed"])
-        resolved = mmd_squared(model.sample(MANY_DRAWS, random_state=cell["seed"]), many, lengthscale=lengthscale)
+        resolved = mmd_squared(
+            model.sample(MANY_DRAWS, random_state=cell["seed"]), many, lengthscale=lengthscale
+        )
         values |= {"mmd_resolved": resolved.value, "mmd_resolved_error": resolved.standard_error}
     return values | (_facts_of_ours(model, train, cell) if isinstance(model, KernelExpFamily) else {})
 
@@ -86,7 +90,12 @@ def _facts_of_ours(model: KernelExpFamily, train: np.ndarray, cell: Cell) -> Val
     """
     weights = {"weights": {one.name: one.weight for one in model.candidates_}}
     density = model.density_
-    if not isinstance(density, Density) or density.log_partition is None or model.solution_ is None or model.selection_ is None:
+    if (
+        not isinstance(density, Density)
+        or density.log_partition is None
+        or model.solution_ is None
+        or model.selection_ is None
+    ):
         return weights
     fitted = sampler_fit(model.density_, train, JUDGED_DRAWS, key=jr.key(cell["seed"]))
     return weights | {
@@ -108,4 +117,8 @@ def synthetic(name: str, dim: int) -> datasets.Synthetic:
 def ring_shares(draws: np.ndarray) -> list[float]:
     """Return the shares of the draws on the three circles; 1/9, 3/9 and 5/9 are true."""
     radius = np.hypot(draws[:, 0], draws[:, 1])
-    return [float(np.mean(radius < 2)), float(np.mean((radius >= 2) & (radius < 4))), float(np.mean(radius >= 4))]
+    return [
+        float(np.mean(radius < 2)),
+        float(np.mean((radius >= 2) & (radius < 4))),
+        float(np.mean(radius >= 4)),
+    ]

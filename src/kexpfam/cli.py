@@ -16,7 +16,16 @@ from kexpfam.files import written
 from kexpfam.fitting import fitted, fitted_to_blocks, training_blocks
 from kexpfam.launching import LOST, Coordinator, Processes, ProcessId, is_first_process, started_by_launcher
 from kexpfam.processes import LostProcessError
-from kexpfam.reading import Columns, built_in, kinds_of, model_blocks, model_rows, names_in, reads_tables, training
+from kexpfam.reading import (
+    Columns,
+    built_in,
+    kinds_of,
+    model_blocks,
+    model_rows,
+    names_in,
+    reads_tables,
+    training,
+)
 from kexpfam.reproducing import checkout, reproduce
 from kexpfam.streaming import Scores, draws_at, draws_in_blocks
 from kexpfam.telling import column_names, facts, summary, tell, write_rows
@@ -51,15 +60,20 @@ FIRST_STEPS = {
     "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
 }
 
-app = typer.Typer(name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 
 Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
 Data = Annotated[
-    Path, typer.Argument(help="A .csv, .tsv, .txt, .npy or .parquet file, compressed or not; - is standard input.")
+    Path,
+    typer.Argument(help="A .csv, .tsv, .txt, .npy or .parquet file, compressed or not; - is standard input."),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", callback=_table_output, help="Where to write; default, or -: standard output."),
+    typer.Option(
+        "--output", "-o", callback=_table_output, help="Where to write; default, or -: standard output."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
@@ -76,7 +90,10 @@ def main() -> None:
             sys.exit(app(args=sys.argv[1:], standalone_mode=False))
         except USAGE_ERROR as error:
             context, message = getattr(error, "ctx", None), cast(Any, error).format_message()
-            _say("error", f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.")
+            _say(
+                "error",
+                f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.",
+            )
         except BrokenPipeError:
             _leave_quietly()
         except OSError as error:
@@ -112,7 +129,9 @@ def _leave_quietly() -> NoReturn:
 def _show_first_steps() -> None:
     width = max(map(len, FIRST_STEPS))
     steps = "\n".join(f"  kexpfam {step:<{width}}  {what}" for step, what in FIRST_STEPS.items())
-    typer.echo(f"kexpfam {kexpfam.__version__}: densities from tables.\n\n{steps}\n\nAll commands: kexpfam --help")
+    typer.echo(
+        f"kexpfam {kexpfam.__version__}: densities from tables.\n\n{steps}\n\nAll commands: kexpfam --help"
+    )
 
 
 def _show_version(asked: bool) -> bool:
@@ -125,7 +144,8 @@ def _show_version(asked: bool) -> bool:
 @app.callback(epilog=_lines("First steps:", *FIRST_STEPS))
 def start(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Kernel exponential families: a normalised log density, a fast sampler, and a verdict on both."""
@@ -151,12 +171,22 @@ def fit(
             "set: two-moons, rings or grid."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="The model file to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=_file_output, help="The model file to write.")
+    ],
     reading: Any,
-    columns: Annotated[str | None, typer.Option(help="Columns to use, comma-separated; default: all.")] = None,
-    target: Annotated[str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")] = None,
-    features: Annotated[str | None, typer.Option(help="Columns to predict from; default: all but the target.")] = None,
-    weight: Annotated[str | None, typer.Option(help="The column of weights: a row of weight 2 counts twice.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to use, comma-separated; default: all.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Columns to predict from; default: all but the target.")
+    ] = None,
+    weight: Annotated[
+        str | None, typer.Option(help="The column of weights: a row of weight 2 counts twice.")
+    ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -165,17 +195,24 @@ def fit(
         ),
     ] = None,
     solver: Annotated[
-        str, typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all.")
+        str,
+        typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all."),
     ] = "auto",
     kernel: Annotated[
         str, typer.Option(help="gaussian, laplace, matern32, ...; a name that is none lists them all.")
     ] = "gaussian",
-    base: Annotated[str | None, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")] = None,
-    effort: Annotated[str, typer.Option(help="fast, default or best: what learned bases may cost.")] = "default",
+    base: Annotated[
+        str | None, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")
+    ] = None,
+    effort: Annotated[
+        str, typer.Option(help="fast, default or best: what learned bases may cost.")
+    ] = "default",
     lengthscale: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
-    checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A file to resume from after an interruption.")
+    ] = None,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process_id: ProcessId = None,
@@ -208,12 +245,16 @@ def fit(
     if not first:
         return
     estimator.save(output)
-    said = facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
+    said = (
+        facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
+    )
     tell(said, err=output == STANDARD_OUTPUT)
 
 
 @app.command(
-    epilog=_lines("Examples:", "score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g")
+    epilog=_lines(
+        "Examples:", "score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g"
+    )
 )
 @reads_tables
 def score(
@@ -222,7 +263,9 @@ def score(
     reading: Any,
     columns: Annotated[
         str | None,
-        typer.Option(help="What the model's columns are called in DATA, comma-separated; default: as in the fit."),
+        typer.Option(
+            help="What the model's columns are called in DATA, comma-separated; default: as in the fit."
+        ),
     ] = None,
     output: Output = None,
     json: Json = False,
@@ -234,7 +277,10 @@ def score(
     from kexpfam.data.tables import MissingColumnError
 
     estimator, found = _load(model), Scores()
-    blocks = (found.add(estimator.score_samples(*rows)) for rows in model_blocks(estimator, data, names_in(columns), reading))
+    blocks = (
+        found.add(estimator.score_samples(*rows))
+        for rows in model_blocks(estimator, data, names_in(columns), reading)
+    )
     try:
         if json:
             scores = [score for block in blocks for score in block]
@@ -248,18 +294,25 @@ def score(
 
 @app.command(
     epilog=_lines(
-        "Examples:", "sample model.kexpfam -n 5000 -o draws.csv", "sample conditional.kexpfam --at new.csv -n 100 -o draws.csv"
+        "Examples:",
+        "sample model.kexpfam -n 5000 -o draws.csv",
+        "sample conditional.kexpfam --at new.csv -n 100 -o draws.csv",
     )
 )
 @reads_tables
 def sample(
     model: Model,
     reading: Any,
-    number: Annotated[int, typer.Option("--number", "-n", help="How many draws, of each row of --at if that is given.")] = 1000,
+    number: Annotated[
+        int, typer.Option("--number", "-n", help="How many draws, of each row of --at if that is given.")
+    ] = 1000,
     at: Annotated[
-        Path | None, typer.Option(help="A table of features to draw targets for, if the model is conditional.")
+        Path | None,
+        typer.Option(help="A table of features to draw targets for, if the model is conditional."),
     ] = None,
-    refine: Annotated[int, typer.Option(help="Steps of HMC after importance resampling; 0 is the fitted sampler alone.")] = 0,
+    refine: Annotated[
+        int, typer.Option(help="Steps of HMC after importance resampling; 0 is the fitted sampler alone.")
+    ] = 0,
     output: Output = None,
     seed: Seed = 0,
 ) -> None:
@@ -271,16 +324,24 @@ def sample(
         write_rows(output, features, draws_in_blocks(estimator, number, seed=seed, refine=refine))
         return
     if at is None:
-        raise ValueError(f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv.")
+        raise ValueError(
+            f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv."
+        )
     draws = draws_at(estimator, at, features, number, reading=reading, seed=seed, refine=refine)
     write_rows(output, ["row", *targets], draws)
 
 
-@app.command(epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf"))
+@app.command(
+    epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf")
+)
 def plot(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="A .png, .pdf or .svg file.")],
-    trace: Annotated[bool, typer.Option("--trace", help="Show the steps of the solver instead of the density.")] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=_file_output, help="A .png, .pdf or .svg file.")
+    ],
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Show the steps of the solver instead of the density.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Draw the density, the learned f, and data beside samples; of a conditional model, its intervals and the data."""
@@ -295,13 +356,16 @@ def plot(
     typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
-@app.command(epilog=_lines("Examples:", "diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv"))
+@app.command(
+    epilog=_lines("Examples:", "diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv")
+)
 @reads_tables
 def diagnose(
     model: Model,
     reading: Any,
     data: Annotated[
-        Path | None, typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model.")
+        Path | None,
+        typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model."),
     ] = None,
     json: Json = False,
     seed: Seed = 0,
@@ -316,14 +380,22 @@ def diagnose(
 
 
 @app.command(
-    epilog=_lines("Examples:", "report model.kexpfam -o report.html", "report model.kexpfam --data held_out.csv -o report.html")
+    epilog=_lines(
+        "Examples:",
+        "report model.kexpfam -o report.html",
+        "report model.kexpfam --data held_out.csv -o report.html",
+    )
 )
 @reads_tables
 def report(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", callback=_file_output, help="The .html file to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=_file_output, help="The .html file to write.")
+    ],
     reading: Any,
-    data: Annotated[Path | None, typer.Option(help="Rows that the fit has not seen; default: the training rows.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Rows that the fit has not seen; default: the training rows.")
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Write one page on the model: verdict, columns, pictures, calibration, what matters; it opens anywhere."""
@@ -331,7 +403,10 @@ def report(
     estimator = _load(model)
     held_out = () if data is None else model_rows(estimator, data, reading)
     page = estimator.report(output, *held_out, random_state=seed)
-    typer.echo(f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}", err=output == STANDARD_OUTPUT)
+    typer.echo(
+        f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}",
+        err=output == STANDARD_OUTPUT,
+    )
 
 
 @app.command(
@@ -359,7 +434,10 @@ def compare(
         _need_folder(output)
     loaded = [_load(model) for model in models]
     comparison = compare_rows(
-        loaded, [model_rows(one, data, reading) for one in loaded], [str(model) for model in models], random_state=seed
+        loaded,
+        [model_rows(one, data, reading) for one in loaded],
+        [str(model) for model in models],
+        random_state=seed,
     )
     if output is not None:
         comparison.page().save(output)

@@ -30,7 +30,9 @@ def fitted(table: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
 
     features, targets, weights = table
     rows, what = [features.values], f"{len(features.names)} columns"
-    estimator: Any = KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
+    estimator: Any = (
+        KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
+    )
     # The names come first: what is wrong with a column is said by its name.
     estimator.column_names_ = features.names
     if targets is not None:
@@ -46,12 +48,16 @@ def fitted_to_blocks(table: TrainingBlocks, settings: dict[str, Any]) -> tuple[A
     from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 
     features, targets, blocks, weights = table
-    estimator: Any = KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
+    estimator: Any = (
+        KernelExpFamily(**settings) if targets is None else ConditionalKernelExpFamily(**settings)
+    )
     estimator.column_names_ = features
     if targets is not None:
         estimator.target_names_ = targets
     estimator.fit(blocks, sample_weight=weights)
-    what = f"{len(features)} columns" if targets is None else f"{', '.join(targets)} given {', '.join(features)}"
+    what = (
+        f"{len(features)} columns" if targets is None else f"{', '.join(targets)} given {', '.join(features)}"
+    )
     return estimator, what, estimator.score(blocks)
 
 
@@ -77,9 +83,13 @@ def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> Training
     used, ends = [*features, *targets, *weight], (len(features), len(features) + len(targets))
     labels = [name for name, kind in chosen.kinds.items() if kind.split(":")[0] == "category"]
     options: dict[str, Any] = {"rows": settings.block, "chosen": by_name(used)}
-    tables = lambda blocks: table_blocks(data, used, reading._replace(labels=labels), blocks=blocks, **options)
+    tables = lambda blocks: table_blocks(
+        data, used, reading._replace(labels=labels), blocks=blocks, **options
+    )
     part = lambda table, start, stop: table.part(list(range(start, stop))).values
-    weights = np.concatenate([part(table, ends[1], len(used))[:, 0] for table in tables(whole)]) if weight else None
+    weights = (
+        np.concatenate([part(table, ends[1], len(used))[:, 0] for table in tables(whole)]) if weight else None
+    )
 
     def read(source: Any) -> Iterator[Any]:
         for table in tables(whole if source is whole else whole.read(source)):
@@ -87,7 +97,9 @@ def training_blocks(data: Path, chosen: Columns, reading: "Reading") -> Training
             yield (X, y[:, 0] if len(targets) == 1 else y) if targets else X
 
     # How many rows of a source are dropped is known when it was read, and of all of them something is said at the end.
-    alone = RowBlocks(read, [whole]) if reading.gaps == "drop" else RowBlocks(read, whole.sources, whole.lengths)
+    alone = (
+        RowBlocks(read, [whole]) if reading.gaps == "drop" else RowBlocks(read, whole.sources, whole.lengths)
+    )
     return TrainingBlocks(features, targets or None, alone, weights)
 
 
@@ -104,14 +116,23 @@ def _names(blocks: "RowBlocks", data: Path) -> list[str]:
 def _roles(data: Path, names: list[str], chosen: Columns) -> tuple[list[str], list[str], list[str]]:
     """Return the names of features, targets and weights, once each is known to be there, and to be one of them only."""
     check_options(chosen)
-    used, targets, weight = chosen.columns or chosen.features, chosen.targets or [], [chosen.weight] if chosen.weight else []
+    used, targets, weight = (
+        chosen.columns or chosen.features,
+        chosen.targets or [],
+        [chosen.weight] if chosen.weight else [],
+    )
     features = [name for name in names if name not in (*targets, *weight)] if used is None else used
     named = [*features, *targets, *weight]
-    missing, twice = [name for name in named if name not in names], [name for name in named if named.count(name) > 1]
+    missing, twice = (
+        [name for name in named if name not in names],
+        [name for name in named if named.count(name) > 1],
+    )
     if missing:
         raise ValueError(f"{data}: no column {', '.join(map(repr, missing))}; there are {', '.join(names)}.")
     if twice:
-        raise ValueError(f"{data}: column {twice[0]!r} is named twice; a column is a feature, a target or a weight.")
+        raise ValueError(
+            f"{data}: column {twice[0]!r} is named twice; a column is a feature, a target or a weight."
+        )
     if not features:
         raise ValueError(f"{data}: no column is left for the features; there are {', '.join(names)}.")
     return features, targets, weight

@@ -19,16 +19,26 @@ from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
-__all__ = ["LOST", "Coordinator", "ProcessId", "Processes", "is_first_process", "launch", "started_by_launcher"]
+__all__ = [
+    "LOST",
+    "Coordinator",
+    "ProcessId",
+    "Processes",
+    "is_first_process",
+    "launch",
+    "started_by_launcher",
+]
 
 PANEL = "Several processes"
 Processes = Annotated[
-    int | None, typer.Option(min=1, help="Processes that share the work, all on this machine.", rich_help_panel=PANEL)
+    int | None,
+    typer.Option(min=1, help="Processes that share the work, all on this machine.", rich_help_panel=PANEL),
 ]
 Coordinator = Annotated[
     str | None,
     typer.Option(
-        help="On several machines: host:port of the first process, or auto under Slurm and Open MPI.", rich_help_panel=PANEL
+        help="On several machines: host:port of the first process, or auto under Slurm and Open MPI.",
+        rich_help_panel=PANEL,
     ),
 ]
 ProcessId = Annotated[
@@ -69,7 +79,9 @@ def is_first_process(
     if coordinator == "auto":
         return join().rank == 0
     if processes is None or process_id is None or not 0 <= process_id < processes:
-        raise ValueError("--coordinator host:port needs --processes, and --process-id from 0 to one less than that.")
+        raise ValueError(
+            "--coordinator host:port needs --processes, and --process-id from 0 to one less than that."
+        )
     return join(coordinator, processes, process_id).rank == 0
 
 
@@ -78,7 +90,10 @@ def launch(count: int, checkpoint: Path | None) -> int:
     coordinator = _free_address()
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        started = [_start(f"{coordinator} {count} {rank}", log if rank else None, count) for rank, log in enumerate(logs)]
+        started = [
+            _start(f"{coordinator} {count} {rank}", log if rank else None, count)
+            for rank, log in enumerate(logs)
+        ]
         try:
             _wait(started)
             return _verdict([one.poll() for one in started], logs, _advice(checkpoint))
@@ -132,11 +147,17 @@ def _verdict(codes: list[int | None], logs: Sequence[IO[bytes]], advice: str) ->
     if killed:
         rank, code = killed[0]
         name = signal.Signals(-code).name
-        _complain(f"process {rank + 1} of {len(codes)} was ended by {name}, and the others were stopped. {advice}")
+        _complain(
+            f"process {rank + 1} of {len(codes)} was ended by {name}, and the others were stopped. {advice}"
+        )
     elif 0 in failed:
         return codes[0] or 1
     else:
-        said = _last_line(logs[failed[0]]) if failed else "a process ended before the others, and all were stopped."
+        said = (
+            _last_line(logs[failed[0]])
+            if failed
+            else "a process ended before the others, and all were stopped."
+        )
         _complain(f"{said} {advice}")
     return 1
 

@@ -38,7 +38,9 @@ def place() -> Place:
     return _place
 
 
-def join(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None) -> Place:
+def join(
+    coordinator: str | None = None, processes: int | None = None, process_id: int | None = None
+) -> Place:
     """Make this process one of several that fit together, and return its place.
 
     ``coordinator`` is "host:port" of the first process, and is the same in all of them. Without arguments JAX finds the other
@@ -103,7 +105,10 @@ def lost() -> Iterator[None]:
 
     try:
         yield
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # what a broken connection comes as depends on when it breaks
+    except (
+        jax.errors.JaxRuntimeError,
+        ValueError,
+    ) as error:  # what a broken connection comes as depends on when it breaks
         raise LostProcessError("another process has ended; start all of them again") from error
 
 
@@ -126,7 +131,9 @@ def _shared_name(error: Exception) -> str:
 
 
 def _text(error: Exception) -> str:
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    return (
+        f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    )
 
 
 def _raise(text: str) -> NoReturn:

@@ -45,18 +45,24 @@ class Training(NamedTuple):
 def _reading(
     separator: Annotated[
         str | None,
-        typer.Option(help="What stands between cells: ';', tab, space, ...; default: found out.", rich_help_panel=PANEL),
+        typer.Option(
+            help="What stands between cells: ';', tab, space, ...; default: found out.", rich_help_panel=PANEL
+        ),
     ] = None,
     decimal: Annotated[
-        str | None, typer.Option(help="The decimal mark, '.' or ','; default: found out.", rich_help_panel=PANEL)
+        str | None,
+        typer.Option(help="The decimal mark, '.' or ','; default: found out.", rich_help_panel=PANEL),
     ] = None,
     quote: Annotated[
-        str, typer.Option(help="What stands around cells that hold separators, or none.", rich_help_panel=PANEL)
+        str,
+        typer.Option(help="What stands around cells that hold separators, or none.", rich_help_panel=PANEL),
     ] = '"',
     header: Annotated[
         bool | None,
         typer.Option(
-            "--header/--no-header", help="Whether the first row holds names; default: found out.", rich_help_panel=PANEL
+            "--header/--no-header",
+            help="Whether the first row holds names; default: found out.",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     encoding: Annotated[
@@ -65,7 +71,8 @@ def _reading(
     missing: Annotated[
         list[str] | None,
         typer.Option(
-            help="A word for missing cells beside NA, nan, null and the like; may be repeated.", rich_help_panel=PANEL
+            help="A word for missing cells beside NA, nan, null and the like; may be repeated.",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     drop_missing: Annotated[
@@ -130,7 +137,9 @@ def training(data: Path, chosen: Columns, reading: "Reading") -> Training:
     from kexpfam.data.tables import read_parts, read_table
 
     columns, targets, features, weight, kinds = chosen
-    reading = reading._replace(labels=[name for name, kind in kinds.items() if kind.split(":")[0] == "category"])
+    reading = reading._replace(
+        labels=[name for name, kind in kinds.items() if kind.split(":")[0] == "category"]
+    )
     check_options(chosen)
     used = columns if targets is None else features
     parts = [*([targets] if targets else []), *([[weight]] if weight else [])]
@@ -145,7 +154,9 @@ def check_options(chosen: Columns) -> None:
     if chosen.targets is not None and chosen.columns is not None:
         raise ValueError("--columns is for densities without a target; with --target use --features.")
     if chosen.targets is None and chosen.features is not None:
-        raise ValueError("--features needs --target, the columns to predict; for the density of some columns use --columns.")
+        raise ValueError(
+            "--features needs --target, the columns to predict; for the density of some columns use --columns."
+        )
 
 
 def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | None:
@@ -158,7 +169,12 @@ def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | Non
 
     if chosen.targets is not None:
         raise ValueError(f"{name} is a built-in set without a target; --target is for files.")
-    given = {"--columns": chosen.columns, "--features": chosen.features, "--weight": chosen.weight, "--kind": chosen.kinds}
+    given = {
+        "--columns": chosen.columns,
+        "--features": chosen.features,
+        "--weight": chosen.weight,
+        "--kind": chosen.kinds,
+    }
     for option, value in given.items():
         if value:
             raise ValueError(f"{name} is a built-in set; {option} is for files.")
@@ -208,7 +224,9 @@ def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
-    labels = [name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)]
+    labels = [
+        name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)
+    ]
     # A column that is not one of labels holds numbers, and what is none is best named by its line.
     return reading._replace(labels=[str(name) for name in labels], texts=False)
 
@@ -224,7 +242,9 @@ def kinds_of(given: list[str] | None) -> dict[str, str]:
     for text in given or ():
         name, sign, kind = text.rpartition("=")
         if not sign or not name.strip() or not kind.strip():
-            raise ValueError(f"--kind is a column and its kind, as in --kind share=bounded:0:1; got {text!r}.")
+            raise ValueError(
+                f"--kind is a column and its kind, as in --kind share=bounded:0:1; got {text!r}."
+            )
         if name.strip() in kinds:
             raise ValueError(f"--kind gives column {name.strip()!r} two kinds.")
         kinds[name.strip()] = kind.strip()
@@ -236,8 +256,12 @@ def _in_order(columns: list[str], known: list[str]) -> list[str]:
     if sorted(columns) == sorted(known):
         return known
     if len(columns) != len(known):
-        raise ValueError(f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}.")
+        raise ValueError(
+            f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}."
+        )
     astray = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
     if astray:
-        raise ValueError(f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}.")
+        raise ValueError(
+            f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}."
+        )
     return columns

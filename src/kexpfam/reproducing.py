@@ -12,14 +12,21 @@ __all__ = ["checkout", "reproduce"]
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="all, page, or the name of an experiment; a name that is none lists them all.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="all, page, or the name of an experiment; a name that is none lists them all."),
+    ],
     folder: Annotated[
         Path | None, typer.Option(help="Where the records are; default: reproduction, or reproduction-quick.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")] = False,
-    tables_in: Annotated[list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")
+    ] = False,
+    tables_in: Annotated[
+        list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped.
@@ -28,13 +35,17 @@ def reproduce(
     """
     place = checkout()
     if place is None:
-        raise ValueError("kexpfam reproduce needs the repository: run it in a checkout, where the folder 'reproduction' is.")
+        raise ValueError(
+            "kexpfam reproduce needs the repository: run it in a checkout, where the folder 'reproduction' is."
+        )
     sys.path.insert(0, str(place))
     from kexpfam.estimators.base import listening
     from reproduction import pages, records, runner, specs
 
     if what not in ("all", "page", *specs.EXPERIMENTS):
-        raise ValueError(f"unknown experiment {what!r}: choose one of all, page, {', '.join(specs.EXPERIMENTS)}.")
+        raise ValueError(
+            f"unknown experiment {what!r}: choose one of all, page, {', '.join(specs.EXPERIMENTS)}."
+        )
     folder = folder or Path("reproduction-quick" if quick else "reproduction")
     with listening(not quiet and sys.stderr.isatty()) as listener:
         for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
@@ -45,7 +56,9 @@ def reproduce(
     page = pages.write(folder)
     for other in tables_in or ():
         other.write_text(pages.with_headlines(other.read_text(), pages.load_all(folder)))
-    failed = [record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"]
+    failed = [
+        record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"
+    ]
     typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
 
 

@@ -110,7 +110,9 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike, task: Any) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_file():
-            raise StorageError(f"{path} is no file: a checkpoint is read again, so that it cannot be a folder, device or pipe")
+            raise StorageError(
+                f"{path} is no file: a checkpoint is read again, so that it cannot be a folder, device or pipe"
+            )
         tensors = _Tensors(restored=False)
         digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
         for tensor in tensors.values():
@@ -177,7 +179,9 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
         return node | {name: _encode(getattr(value, name), f"{place}.{name}", tensors) for name in names}
     if callable(value):
         return {"$function": _function_name(value, place, tensors)}
-    raise TypeError(f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts")
+    raise TypeError(
+        f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts"
+    )
 
 
 def _encode_dict(value: dict, place: str, tensors: _Tensors) -> dict[str, Any]:
@@ -192,7 +196,9 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
     if id(value) in tensors.nodes:
         return tensors.nodes[id(value)]
     if value.dtype.name not in DTYPES:
-        raise TypeError(f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}")
+        raise TypeError(
+            f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
+        )
     name = place
     while name in tensors:  # {"a.b": x} and {"a": {"b": y}} lead to the same place
         name += "'"
@@ -216,7 +222,9 @@ def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
     # A lambda, or a function made by another, shares its name with others.
     if not tensors.restored and "<" not in getattr(function, "__qualname__", "<"):
         return f"{function.__module__}:{function.__qualname__}"
-    raise TypeError(f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}")
+    raise TypeError(
+        f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}"
+    )
 
 
 def _decode(node: Any, tensors: dict[str, Any]) -> Any:
@@ -312,7 +320,9 @@ def _class_name_for(value: Any, place: str, tensors: _Tensors) -> str:
         found = None
     if found is not type(value):
         known = ", ".join(FOREIGN_CLASSES)
-        raise TypeError(f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored")
+        raise TypeError(
+            f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored"
+        )
     return name
 
 
@@ -325,7 +335,9 @@ def _class_named(name: str, is_expected: Callable[[Any], bool]) -> Any:
         found = _attribute(module, qualified) if OWN_MODULE.fullmatch(module) else None
     # Comparing the names keeps out what a module of kexpfam has merely imported.
     if not is_expected(found) or _class_name(found) != name:
-        raise StorageError(f"{name!r} is not a class that a kexpfam file may hold; load only files that you trust")
+        raise StorageError(
+            f"{name!r} is not a class that a kexpfam file may hold; load only files that you trust"
+        )
     return found
 
 
@@ -355,15 +367,23 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 def _check_header(header: dict[str, str], path: Path) -> None:
     if header.get("format") != FORMAT:
-        raise StorageError(f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved")
+        raise StorageError(
+            f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved"
+        )
     version, writer = header.get("version", ""), header.get("kexpfam", "of unknown version")
     if version == VERSION:
         return
     if version.isdecimal() and int(version) < int(VERSION):
-        raise StorageError(f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again")
+        raise StorageError(
+            f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again"
+        )
     if version.isdecimal():
-        raise StorageError(f"{path} has format {version}, of kexpfam {writer}, which is newer than this one; upgrade kexpfam")
-    raise StorageError(f"{path} has no format number that kexpfam knows ({version!r}); it is damaged, or not a kexpfam file")
+        raise StorageError(
+            f"{path} has format {version}, of kexpfam {writer}, which is newer than this one; upgrade kexpfam"
+        )
+    raise StorageError(
+        f"{path} has no format number that kexpfam knows ({version!r}); it is damaged, or not a kexpfam file"
+    )
 
 
 def _why_unreadable(path: Path) -> str:

@@ -18,10 +18,14 @@ def summary(estimator: Any, what: str, score: float) -> str:
     listed = lambda scales: ", ".join(dict.fromkeys(f"{scale:.3g}" for scale in scales))
     kernel = "a learned or plain law"
     if estimator.solution_ is not None:
-        inputs = f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
+        inputs = (
+            f", of the features {listed(estimator.condition_lengthscale_)}" if estimator.conditional else ""
+        )
         base, penalty = estimator.selection_.settings.base, estimator.rkhs_penalty_
         kernel = f"length scale {listed(estimator.lengthscale_)}{inputs}, penalty {penalty:.0e}, base {base}"
-    candidates = [f"{one.name}: {one}" for one in estimator.candidates_] if len(estimator.candidates_) > 1 else []
+    candidates = (
+        [f"{one.name}: {one}" for one in estimator.candidates_] if len(estimator.candidates_) > 1 else []
+    )
     scored = f"mean log density of the training rows {score:.4f}"
     return "\n".join([f"fitted {estimator.n_rows_} rows of {what}: {kernel}", *candidates, scored])
 
@@ -31,7 +35,13 @@ def facts(estimator: Any, output: Path, score: float) -> dict[str, Any]:
     features, targets = column_names(estimator)
     chosen = ("lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "candidates_")
     status = None if estimator.solution_ is None else estimator.solution_.status
-    found = {"model": str(output), "rows": estimator.n_rows_, "columns": features, "targets": targets, "status": status}
+    found = {
+        "model": str(output),
+        "rows": estimator.n_rows_,
+        "columns": features,
+        "targets": targets,
+        "status": status,
+    }
     found |= {name.strip("_"): getattr(estimator, name, None) for name in chosen}
     return found | {"mean_log_density_of_training_rows": score}
 

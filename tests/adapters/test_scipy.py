@@ -25,7 +25,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def conditional(rows):
-    return ConditionalKernelExpFamily(condition_lengthscale=0.8, base_width=1.0, power=False, **GIVEN).fit(*rows)
+    return ConditionalKernelExpFamily(condition_lengthscale=0.8, base_width=1.0, power=False, **GIVEN).fit(
+        *rows
+    )
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,9 @@ class FakeDask:
 
 def parquet_file(values, folder):
     path = folder / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(dict(zip(NAMES, values.T, strict=True))), path, row_group_size=90)
+    pyarrow.parquet.write_table(
+        pyarrow.table(dict(zip(NAMES, values.T, strict=True))), path, row_group_size=90
+    )
     return path
 
 
@@ -71,7 +73,9 @@ SOURCES = {
     "npy": npy_file,
     "dask": lambda values, folder: FakeDask(pandas.DataFrame(values, columns=NAMES)),
     "list": lambda values, folder: np.array_split(values, 5),
-    "batches": lambda values, folder: pyarrow.table(dict(zip(NAMES, values.T, strict=True))).to_batches(max_chunksize=60),
+    "batches": lambda values, folder: pyarrow.table(dict(zip(NAMES, values.T, strict=True))).to_batches(
+        max_chunksize=60
+    ),
     "iterable": lambda values, folder: Chunks(values),
 }
 
@@ -81,7 +85,10 @@ def test_every_source_gives_all_rows_in_order_each_time(kind, values, tmp_path):
     blocks = row_blocks(SOURCES[kind](values, tmp_path), SETTINGS)
     assert blocks.rows in (None, 500)
     for _ in range(2):
-        read = [np.column_stack([block[name] for name in NAMES]) if hasattr(block, "columns") else block for block in blocks]
+        read = [
+            np.column_stack([block[name] for name in NAMES]) if hasattr(block, "columns") else block
+            for block in blocks
+        ]
         assert len(read) > 1
         assert np.array_equal(np.concatenate(read), values)
 
@@ -110,7 +117,9 @@ def test_every_row_is_as_likely_to_be_in_the_sample():
 def test_few_rows_are_no_blocks_and_are_all_in_a_sample(values):
     assert row_blocks(values[:100], SETTINGS) is None
     assert row_blocks(values[:100].tolist(), SETTINGS) is None
-    assert np.array_equal(look_over(RowBlocks(lambda _: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50])
+    assert np.array_equal(
+        look_over(RowBlocks(lambda _: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50]
+    )
 
 
 @pytest.mark.parametrize("y", ["c", ["c"], "array", "npy"])
@@ -137,8 +146,14 @@ def test_a_generator_is_refused_with_advice(values):
     ("blocks", "message"),
     [
         (lambda v: RowBlocks(lambda _: []), "no row of data"),
-        (lambda v: RowBlocks(lambda _: [v, v[:, :2]]), r"after row 500, a block has 2 columns where the first has 3"),
-        (lambda v: with_targets(RowBlocks(lambda _: [v]), v[:20, 0]), r"y must have one entry|20 and 500 rows"),
+        (
+            lambda v: RowBlocks(lambda _: [v, v[:, :2]]),
+            r"after row 500, a block has 2 columns where the first has 3",
+        ),
+        (
+            lambda v: with_targets(RowBlocks(lambda _: [v]), v[:20, 0]),
+            r"y must have one entry|20 and 500 rows",
+        ),
         (lambda v: with_targets(RowBlocks(lambda _: [v]), "c"), "blocks are arrays"),
         (lambda v: with_targets(RowBlocks(lambda _: [pandas.DataFrame(v)]), "c"), "no column 'c'"),
     ],

@@ -29,7 +29,9 @@ def library(request):
 
 
 def frame(library, values=VALUES, names=("left", "right", "load"), dtype=np.float32):
-    return LIBRARIES[library]({name: column.astype(dtype) for name, column in zip(names, values.T, strict=True)})
+    return LIBRARIES[library](
+        {name: column.astype(dtype) for name, column in zip(names, values.T, strict=True)}
+    )
 
 
 def content(native):
@@ -54,8 +56,16 @@ class TestLayouts:
         np.testing.assert_array_equal(nw.from_native(found, series_only=True).to_numpy(), VALUES[:, 0])
 
     def test_labels_and_whole_numbers_have_their_types_again(self, library):
-        cells = {"kind": ["u", "v", "u"], "count": np.array([1, 2, 3], np.int16), "mean": np.array([1.0, 2.0, 3.0])}
-        native = nw.from_native(LIBRARIES[library](cells)).with_columns(nw.col("kind").cast(nw.Categorical)).to_native()
+        cells = {
+            "kind": ["u", "v", "u"],
+            "count": np.array([1, 2, 3], np.int16),
+            "mean": np.array([1.0, 2.0, 3.0]),
+        }
+        native = (
+            nw.from_native(LIBRARIES[library](cells))
+            .with_columns(nw.col("kind").cast(nw.Categorical))
+            .to_native()
+        )
         columns = [np.array(["v", "u", "v"], object), np.array([7, 8, 9]), np.array([7.5, 8.5, 9.5])]
         found = nw.from_native(framed(columns, layout_of(native)))
         assert [str(dtype) for dtype in found.schema.values()] == ["Categorical", "Int16", "Float64"]
@@ -66,7 +76,9 @@ class TestLayouts:
         whole = LIBRARIES[library]({"count": np.array([1, 2, 3])})
         assert content(framed([np.array([0.5])], layout_of(whole)))[2].tolist() == [[0.5]]
 
-    @pytest.mark.parametrize("names", [[0, 1, 2], [("a", "x"), ("a", "y"), ("b", "x")]], ids=["numbers", "levels"])
+    @pytest.mark.parametrize(
+        "names", [[0, 1, 2], [("a", "x"), ("a", "y"), ("b", "x")]], ids=["numbers", "levels"]
+    )
     def test_names_that_are_no_texts_come_back_to_pandas(self, names):
         columns = pd.MultiIndex.from_tuples(names) if isinstance(names[0], tuple) else names
         original = pd.DataFrame(VALUES, columns=columns)
@@ -112,7 +124,9 @@ class TestLayouts:
             return ordinary(name, *args, **kwargs)
 
         monkeypatch.setattr(builtins, "__import__", without_polars)
-        with pytest.raises(ImportError, match=r"a frame of polars, which is not installed here.*transform='numpy'"):
+        with pytest.raises(
+            ImportError, match=r"a frame of polars, which is not installed here.*transform='numpy'"
+        ):
             framed([VALUES[:, 0]], Layout("polars", ["a"], ["Float64"]))
 
 
@@ -197,7 +211,9 @@ class TestSetOutput:
         assert isinstance(densities["pandas"].sample(2), pd.DataFrame)
 
     def test_an_unknown_form_is_refused(self):
-        with pytest.raises(ValueError, match="unknown output 'arrow': choose one of default, numpy, pandas, polars, pyarrow"):
+        with pytest.raises(
+            ValueError, match="unknown output 'arrow': choose one of default, numpy, pandas, polars, pyarrow"
+        ):
             GaussianMixtureDensity().set_output(transform="arrow")
 
 
@@ -207,7 +223,9 @@ class TestConditionals:
         found = conditionals[library].predict(X)
         assert isinstance(found, SERIES[library])
         assert library == "pyarrow" or found.name == "load"
-        plain = ConditionalKernelDensity(random_state=0).fit(VALUES[:, :2], VALUES[:, 2]).predict(VALUES[:, :2])
+        plain = (
+            ConditionalKernelDensity(random_state=0).fit(VALUES[:, :2], VALUES[:, 2]).predict(VALUES[:, :2])
+        )
         np.testing.assert_allclose(nw.from_native(found, series_only=True).to_numpy(), plain, rtol=1e-5)
 
     def test_predictions_of_several_targets_are_a_frame(self, library):

@@ -8,13 +8,27 @@ from kexpfam.data.encoding import ColumnKindWarning, Columns, categorical, colum
 from kexpfam.data.kinds import KINDS, Atom, Bounded, Category, Integer, Periodic, Positive, Real, as_kind
 from kexpfam.data.units import Units
 
-ALL = (Real(), Positive(), Bounded(0, 1), Periodic(360), Integer(0), Category(("a", "b", "c")), Atom(0, "positive"), Integer())
+ALL = (
+    Real(),
+    Positive(),
+    Bounded(0, 1),
+    Periodic(360),
+    Integer(0),
+    Category(("a", "b", "c")),
+    Atom(0, "positive"),
+    Integer(),
+)
 
 
 def rows_of_all(seed: int, count: int = 60) -> np.ndarray:
     rng = np.random.default_rng(seed)
     paid = np.where(rng.random(count) < 0.3, 0.0, rng.lognormal(size=count))
-    columns = [rng.normal(size=count), rng.lognormal(size=count), rng.uniform(size=count), rng.uniform(0, 360, count)]
+    columns = [
+        rng.normal(size=count),
+        rng.lognormal(size=count),
+        rng.uniform(size=count),
+        rng.uniform(0, 360, count),
+    ]
     columns += [rng.poisson(2, count), rng.integers(3, size=count), paid, rng.integers(-5, 5, count)]
     values = np.column_stack(columns).astype(float)
     values[rng.random(values.shape) < 0.1] = np.nan
@@ -146,7 +160,8 @@ class TestColumns:
         assert columns.encode([np.array(["a", "c"])], unknown=True).tolist() == [[0.0], [-1.0]]
 
     @pytest.mark.parametrize(
-        "column", [np.array(["2020-01-01"], "M8[ns]"), np.array([3], "m8[s]"), np.array([pd.Timestamp(0)], object)]
+        "column",
+        [np.array(["2020-01-01"], "M8[ns]"), np.array([3], "m8[s]"), np.array([pd.Timestamp(0)], object)],
     )
     def test_dates_are_refused_with_a_hint(self, column):
         with pytest.raises(ValueError, match="days since"):

@@ -40,7 +40,9 @@ def test_every_block_is_for_one_process_and_no_page_for_two(kind, count, values,
     blocks = row_blocks(SOURCES[kind](values, tmp_path), SETTINGS)
     shares = [list(blocks.numbered(rank, count)) for rank in range(count)]
     together = sorted((pair for share in shares for pair in share), key=lambda pair: pair[0])
-    rows = [np.column_stack(block.columns) if isinstance(block, pyarrow.Table) else block for _, block in together]
+    rows = [
+        np.column_stack(block.columns) if isinstance(block, pyarrow.Table) else block for _, block in together
+    ]
     assert np.array_equal(np.concatenate(rows), values)
     assert [start for start, _ in together] == [0, *np.cumsum([len(block) for _, block in together])[:-1]]
     pages = [{start // blocks.page for start, _ in share} for share in shares]
@@ -50,7 +52,10 @@ def test_every_block_is_for_one_process_and_no_page_for_two(kind, count, values,
 def test_a_process_reads_no_more_than_the_sources_of_its_rows(values):
     read = []
     blocks = RowBlocks(
-        lambda place: read.append(place) or [values[place * 100 : place * 100 + 100]], range(5), (100,) * 5, page=50
+        lambda place: read.append(place) or [values[place * 100 : place * 100 + 100]],
+        range(5),
+        (100,) * 5,
+        page=50,
     )
     assert [start for start, _ in blocks.numbered(1, 2)] == [300, 400]
     assert read in ([3, 4], [2, 3, 4])
@@ -61,7 +66,10 @@ def test_a_process_reads_no_more_than_the_sources_of_its_rows(values):
 def test_summaries_of_parts_are_those_of_all(kind, count, values, tmp_path):
     blocks = row_blocks(SOURCES[kind](values, tmp_path), SETTINGS)
     numbers = lambda parts: np.exp(np.asarray(parts[0])).sum(axis=0)
-    whole, sums = look_over(blocks, 40, seed=3), gone_through(blocks, Sums(numbers, blocks.page), stage="summing").total
+    whole, sums = (
+        look_over(blocks, 40, seed=3),
+        gone_through(blocks, Sums(numbers, blocks.page), stage="summing").total,
+    )
     glance, parts = _Glance(40, 3, np.inf), Sums(numbers, blocks.page)
     for rank in range(count):
         for summary in (glance, parts):
@@ -76,7 +84,12 @@ def test_summaries_of_parts_are_those_of_all(kind, count, values, tmp_path):
     assert np.array_equal(glance.low[0], values.min(axis=0))
 
 
-FRAME = {"number": [1.5, None, 3.0], "whole": [1, 2, 3], "label": ["a", "b", None], "flag": [True, False, True]}
+FRAME = {
+    "number": [1.5, None, 3.0],
+    "whole": [1, 2, 3],
+    "label": ["a", "b", None],
+    "flag": [True, False, True],
+}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +110,9 @@ def test_tables_come_back_as_they_were(table):
     assert type(found) is type(table)
     assert np.array_equal(arrays["n"], np.arange(3))
     if isinstance(table, pandas.DataFrame | pandas.Series):
-        (pandas.testing.assert_frame_equal if table.ndim == 2 else pandas.testing.assert_series_equal)(found, table)
+        (pandas.testing.assert_frame_equal if table.ndim == 2 else pandas.testing.assert_series_equal)(
+            found, table
+        )
     elif isinstance(table, np.ndarray):
         assert found.dtype == table.dtype
         assert found.tolist() == table.tolist()

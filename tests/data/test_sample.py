@@ -31,7 +31,9 @@ def test_model_units_are_standardised_and_lead_back(mixed_columns):
 def test_log_jacobian_is_that_of_autodiff(mixed_columns):
     scaling = Scaling.standardising(mixed_columns)
     rows = jnp.asarray(mixed_columns[:20])
-    slow = jax.vmap(lambda x: jnp.linalg.slogdet(jax.jacfwd(lambda y: scaling.to_model(y[None])[0])(x))[1])(rows)
+    slow = jax.vmap(lambda x: jnp.linalg.slogdet(jax.jacfwd(lambda y: scaling.to_model(y[None])[0])(x))[1])(
+        rows
+    )
     np.testing.assert_allclose(np.asarray(scaling.log_jacobian(rows)), np.asarray(slow), rtol=1e-10)
 
 
@@ -52,7 +54,9 @@ def skewed_columns():
     """Skewed to the right, to the left, not at all, and so heavy-tailed that arcsinh takes over."""
     rng = np.random.default_rng(1)
     right = rng.exponential(3.0, 400)
-    return np.column_stack([right, -np.sqrt(right) * 2.0 + 7.0, rng.normal(5.0, 2.0, 400), rng.standard_cauchy(400)])
+    return np.column_stack(
+        [right, -np.sqrt(right) * 2.0 + 7.0, rng.normal(5.0, 2.0, 400), rng.standard_cauchy(400)]
+    )
 
 
 def test_powers_follow_the_skewness_and_are_scipys_best(skewed_columns):
@@ -81,7 +85,9 @@ def test_a_power_is_scipys_transformation(skewed_columns):
     for j in range(2):
         moved = scipy.stats.yeojohnson(z[:, j], float(scaling.powers[j]))
         expected = (moved - moved.mean()) / moved.std()
-        np.testing.assert_allclose(np.asarray(scaling.to_model(skewed_columns[:, :2]))[:, j], expected, atol=1e-9)
+        np.testing.assert_allclose(
+            np.asarray(scaling.to_model(skewed_columns[:, :2]))[:, j], expected, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -101,7 +107,9 @@ def test_powers_lead_to_standardised_units_and_back(skewed_columns):
     z = np.asarray(scaling.to_model(skewed_columns))
     np.testing.assert_allclose(z.mean(0), 0.0, atol=1e-10)
     np.testing.assert_allclose(z.std(0), 1.0, rtol=1e-10)
-    far = np.concatenate([skewed_columns, skewed_columns.mean(0) + 30.0 * np.array([[-1.0], [1.0]]) * skewed_columns.std(0)])
+    far = np.concatenate(
+        [skewed_columns, skewed_columns.mean(0) + 30.0 * np.array([[-1.0], [1.0]]) * skewed_columns.std(0)]
+    )
     np.testing.assert_allclose(np.asarray(scaling.to_data(scaling.to_model(far))), far, rtol=1e-8, atol=1e-8)
 
 
@@ -128,7 +136,9 @@ def test_the_integral_of_a_density_survives_the_change_of_units(skewed_columns, 
     scaling = Scaling.standardising(values, power=True)
     # The grid is even in model units, but its lengths are those of the data: the Jacobian is on trial.
     x = np.asarray(scaling.to_data(np.linspace(-9.0, 9.0, 40_001)[:, None]))
-    log_density = scipy.stats.norm.logpdf(np.asarray(scaling.to_model(x))[:, 0]) + np.asarray(scaling.log_jacobian(x))
+    log_density = scipy.stats.norm.logpdf(np.asarray(scaling.to_model(x))[:, 0]) + np.asarray(
+        scaling.log_jacobian(x)
+    )
     mass = scipy.integrate.trapezoid(np.exp(log_density), x[:, 0])
     assert mass == pytest.approx(1.0, abs=1e-6)
     assert float(scaling.shift[0]) == pytest.approx(np.median(values) if column == 3 else values.mean())

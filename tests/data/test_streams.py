@@ -51,7 +51,9 @@ def parquet_folder(folder):
     (folder / "parts").mkdir()
     for part in range(4):
         rows = VALUES[250 * part : 250 * (part + 1)]
-        pyarrow.parquet.write_table(pa.table(dict(zip(NAMES, rows.T, strict=True))), folder / "parts" / f"{part}.parquet")
+        pyarrow.parquet.write_table(
+            pa.table(dict(zip(NAMES, rows.T, strict=True))), folder / "parts" / f"{part}.parquet"
+        )
     return folder / "parts"
 
 
@@ -87,7 +89,9 @@ def test_what_comes_through_a_pipe(tmp_path, monkeypatch, kind):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(content))
     writer.start()
-    found = np.concatenate([block.values for block in table_blocks(tmp_path / "pipe", ["c", "a"], rows=BLOCK)])
+    found = np.concatenate(
+        [block.values for block in table_blocks(tmp_path / "pipe", ["c", "a"], rows=BLOCK)]
+    )
     writer.join()
     np.testing.assert_array_equal(found, VALUES[:, [2, 0]])
 
@@ -138,7 +142,10 @@ def test_gaps_are_dropped_and_counted_once(tmp_path):
     gappy[100:200, 1] = np.nan
     write_csv(tmp_path / "data.csv", NAMES, gappy)
     with pytest.warns(DroppedRowsWarning, match="100 of 1000 rows") as caught:
-        found = [block.values for block in table_blocks(tmp_path / "data.csv", NAMES, Reading(gaps="drop"), rows=BLOCK)]
+        found = [
+            block.values
+            for block in table_blocks(tmp_path / "data.csv", NAMES, Reading(gaps="drop"), rows=BLOCK)
+        ]
     assert len(caught) == 1
     np.testing.assert_array_equal(np.concatenate(found), np.delete(VALUES, np.s_[100:200], axis=0))
     with pytest.raises(TableError, match="has no value"):

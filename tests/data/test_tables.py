@@ -79,7 +79,9 @@ class TestEveryFormat:
         np.testing.assert_array_equal(table.values, VALUES[:, [2, 0]])
 
     def test_a_missing_column_is_named_beside_those_that_are_there(self, tmp_path, write, names):
-        with pytest.raises(MissingColumnError, match=f"no column 'd', 'e'; there are {', '.join(names)}") as caught:
+        with pytest.raises(
+            MissingColumnError, match=f"no column 'd', 'e'; there are {', '.join(names)}"
+        ) as caught:
             read_table(write(tmp_path), ["d", names[0], "e"])
         assert caught.value.names == names
 
@@ -89,15 +91,23 @@ class TestOtherNumbers:
         whole = np.array([[1, 2], [3, 4]])
         np.testing.assert_array_equal(read_table(npy_file(tmp_path, whole)).values, whole)
         np.testing.assert_array_equal(read_table(npy_file(tmp_path, np.float32(whole))).values, whole)
-        np.testing.assert_array_equal(read_table(parquet_file(tmp_path, a=[1, 3], b=[2.0, 4.0])).values, whole)
+        np.testing.assert_array_equal(
+            read_table(parquet_file(tmp_path, a=[1, 3], b=[2.0, 4.0])).values, whole
+        )
 
     def test_a_vector_is_one_column(self, tmp_path):
         assert read_table(npy_file(tmp_path, np.arange(3.0))).values.shape == (3, 1)
 
     def test_what_is_wrong_in_a_column_that_is_not_asked_for_does_not_matter(self, tmp_path):
-        np.testing.assert_array_equal(read_table(csv_file(tmp_path, "a,b\n1,x\n2,\n"), ["a"]).values, [[1.0], [2.0]])
-        np.testing.assert_array_equal(read_table(parquet_file(tmp_path, a=[1.0], b=["x"]), ["a"]).values, [[1.0]])
-        np.testing.assert_array_equal(read_table(npy_file(tmp_path, np.array([[1.0, np.nan]])), ["x0"]).values, [[1.0]])
+        np.testing.assert_array_equal(
+            read_table(csv_file(tmp_path, "a,b\n1,x\n2,\n"), ["a"]).values, [[1.0], [2.0]]
+        )
+        np.testing.assert_array_equal(
+            read_table(parquet_file(tmp_path, a=[1.0], b=["x"]), ["a"]).values, [[1.0]]
+        )
+        np.testing.assert_array_equal(
+            read_table(npy_file(tmp_path, np.array([[1.0, np.nan]])), ["x0"]).values, [[1.0]]
+        )
 
 
 BAD_FILES = {
@@ -122,21 +132,39 @@ BAD_FILES = {
     "csv: short row": (lambda d: csv_file(d, "a,b\n1,2\n3\n"), "line 3: 1 cells where 2 were expected"),
     "csv: long row": (lambda d: csv_file(d, "1,2\n3,4,5\n"), "line 2: 3 cells where 2 were expected"),
     "csv: not text": (lambda d: csv_file(d, "ä,ö\n", encoding="latin-1"), "not a readable CSV file"),
-    "csv: a cell without an end": (lambda d: csv_file(d, "x" * (csv.field_size_limit() + 1)), "not a readable CSV file"),
-    "npy: other content": (lambda d: csv_file(d, "text", name="data.npy"), "not a readable NPY file of numbers"),
+    "csv: a cell without an end": (
+        lambda d: csv_file(d, "x" * (csv.field_size_limit() + 1)),
+        "not a readable CSV file",
+    ),
+    "npy: other content": (
+        lambda d: csv_file(d, "text", name="data.npy"),
+        "not a readable NPY file of numbers",
+    ),
     "npy: no content": (lambda d: csv_file(d, "", name="data.npy"), "not a readable NPY file of numbers"),
     "npy: objects": (lambda d: npy_file(d, np.array([[None]])), "not a readable NPY file of numbers"),
-    "npy: text": (lambda d: npy_file(d, np.array([["a"]])), "expected a two-dimensional array of real numbers, got <U1"),
+    "npy: text": (
+        lambda d: npy_file(d, np.array([["a"]])),
+        "expected a two-dimensional array of real numbers, got <U1",
+    ),
     "npy: booleans": (lambda d: npy_file(d, np.array([[True]])), "real numbers, got bool"),
     "npy: complex": (lambda d: npy_file(d, np.array([[1j]])), "real numbers, got complex128"),
     "npy: a number": (lambda d: npy_file(d, np.array(1.0)), r"got float64 of shape \(\)"),
     "npy: three axes": (lambda d: npy_file(d, np.zeros((2, 2, 2))), r"of shape \(2, 2, 2\)"),
-    "npy: nan": (lambda d: npy_file(d, np.array([[1.0, 2.0], [3.0, np.nan]])), "row 2: column 'x1' has no value"),
+    "npy: nan": (
+        lambda d: npy_file(d, np.array([[1.0, 2.0], [3.0, np.nan]])),
+        "row 2: column 'x1' has no value",
+    ),
     "npy: no rows": (lambda d: npy_file(d, np.zeros((0, 2))), "there is no row of data"),
-    "parquet: other content": (lambda d: csv_file(d, "text", name="data.parquet"), "not a readable Parquet file"),
+    "parquet: other content": (
+        lambda d: csv_file(d, "text", name="data.parquet"),
+        "not a readable Parquet file",
+    ),
     "parquet: text": (lambda d: parquet_file(d, a=[1.0], b=["x"]), "column 'b' does not hold numbers"),
     "parquet: lists": (lambda d: parquet_file(d, a=[[1.0], [2.0]]), "column 'a' does not hold numbers"),
-    "parquet: times": (lambda d: parquet_file(d, a=[datetime.datetime(2020, 1, 1)]), "column 'a' holds dates"),
+    "parquet: times": (
+        lambda d: parquet_file(d, a=[datetime.datetime(2020, 1, 1)]),
+        "column 'a' holds dates",
+    ),
     "parquet: durations": (lambda d: parquet_file(d, a=[datetime.timedelta(1)]), "column 'a' holds dates"),
     "parquet: null": (lambda d: parquet_file(d, a=[1.0, None]), "row 2: column 'a' has no value"),
     "parquet: infinite": (lambda d: parquet_file(d, a=[1.0], b=[float("inf")]), "row 1: column 'b' is inf"),
@@ -256,7 +284,11 @@ DIALECTS = {
     "numbers for names": ("2019,2020,2021\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(header=True)),
     "latin letters": ("ä,ö,c\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(encoding="latin-1")),
     "a gap": ("a,b,c\n1,2.5,-3\n7,,8\n4,1e-300,6\n", "data.csv", Reading(gaps="drop")),
-    "words for gaps": ("a,b,c\nNA,1,1\n1,2.5,-3\n4,1e-300,6\n1,?,1\n", "data.csv", Reading(gaps="drop", missing=("NA", "?"))),
+    "words for gaps": (
+        "a,b,c\nNA,1,1\n1,2.5,-3\n4,1e-300,6\n1,?,1\n",
+        "data.csv",
+        Reading(gaps="drop", missing=("NA", "?")),
+    ),
 }
 
 
@@ -274,7 +306,9 @@ class TestDialects:
         encoding = "utf-8" if reading.encoding == "utf-8-sig" else reading.encoding
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DroppedRowsWarning)
-            np.testing.assert_array_equal(read_table(csv_file(tmp_path, text, name, encoding), None, reading).values, VALUES)
+            np.testing.assert_array_equal(
+                read_table(csv_file(tmp_path, text, name, encoding), None, reading).values, VALUES
+            )
 
     @pytest.mark.parametrize("packing", [gzip, bz2, lzma], ids=lambda module: module.__name__)
     @pytest.mark.parametrize("suffix", [".csv", ".npy", ".parquet"])
@@ -302,7 +336,9 @@ class TestDialects:
             "csv": lambda: text,
             "gzip": lambda: gzip.compress(text),
             "npy": lambda: npy_file(tmp_path, VALUES).read_bytes(),
-            "parquet": lambda: parquet_file(tmp_path, x0=VALUES[:, 0], x1=VALUES[:, 1], x2=VALUES[:, 2]).read_bytes(),
+            "parquet": lambda: parquet_file(
+                tmp_path, x0=VALUES[:, 0], x1=VALUES[:, 1], x2=VALUES[:, 2]
+            ).read_bytes(),
         }
         sent = sources[content]()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(sent)))
@@ -347,7 +383,9 @@ class TestDialects:
 
     def test_a_file_without_pyarrow_is_read_all_the_same(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-        np.testing.assert_array_equal(read_table(csv_file(tmp_path, "a,b,c\n1,2.5,-3\n4,1e-300,6\n")).values, VALUES)
+        np.testing.assert_array_equal(
+            read_table(csv_file(tmp_path, "a,b,c\n1,2.5,-3\n4,1e-300,6\n")).values, VALUES
+        )
 
 
 class TestGapsAndLabels:
@@ -371,11 +409,15 @@ class TestGapsAndLabels:
         assert table.values.tolist() == [[2.0], [3.0], [5.0]]
 
     def test_a_column_of_text_is_refused_with_what_can_be_done(self, tmp_path, reader):
-        with pytest.raises(TableError, match=r"column 'kind' is 'u', not a number; leave .*--columns.*--kind kind=category"):
+        with pytest.raises(
+            TableError, match=r"column 'kind' is 'u', not a number; leave .*--columns.*--kind kind=category"
+        ):
             read_table(csv_file(tmp_path, "a,kind\n1,u\n2,v\n"))
 
     def test_a_word_among_numbers_is_refused_even_beside_labels(self, tmp_path, reader):
-        with pytest.raises(TableError, match=r"line 3: column 'a' is 'low', not a number; have .*--missing 'low'"):
+        with pytest.raises(
+            TableError, match=r"line 3: column 'a' is 'low', not a number; have .*--missing 'low'"
+        ):
             read_table(csv_file(tmp_path, "a,kind\n1,u\nlow,v\n"), None, Reading(texts=True))
 
     def test_numbers_can_be_labels(self, tmp_path, reader):
@@ -388,10 +430,14 @@ class TestGapsAndLabels:
             read_table(csv_file(tmp_path, f"day,a\n{cell},1\n{cell},2\n"), None, Reading(texts=True))
 
     def test_labels_in_parquet(self, tmp_path):
-        path = parquet_file(tmp_path, a=[1.0, 2.0], kind=pa.array(["u", None]).dictionary_encode(), flag=[True, False])
+        path = parquet_file(
+            tmp_path, a=[1.0, 2.0], kind=pa.array(["u", None]).dictionary_encode(), flag=[True, False]
+        )
         table = read_table(path, None, Reading(gaps="keep", texts=True))
         assert table.values.tolist() == [[1.0, "u", True], [2.0, None, False]]
-        with pytest.raises(TableError, match="column 'kind' does not hold numbers; leave it out .*--kind kind=category"):
+        with pytest.raises(
+            TableError, match="column 'kind' does not hold numbers; leave it out .*--kind kind=category"
+        ):
             read_table(path)
 
 
@@ -412,7 +458,9 @@ def test_pickles_are_never_loaded(tmp_path):
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     (tmp_path / "pickled.npy").write_bytes(pickle.dumps(Payload(mark)))
     for name in ("data.npy", "several.npy", "pickled.npy"):
-        with pytest.raises(TableError, match="not a readable NPY file of numbers|an archive of several arrays"):
+        with pytest.raises(
+            TableError, match="not a readable NPY file of numbers|an archive of several arrays"
+        ):
             read_table(tmp_path / name)
     assert not mark.exists()
 

@@ -40,9 +40,13 @@ def test_moments_and_percentiles_are_those_of_repeated_rows(table):
     rows = repeated(values, weight)
     np.testing.assert_allclose(weighted_mean(values, weight), rows.mean(0), rtol=1e-12)
     np.testing.assert_allclose(weighted_variance(values, weight), rows.var(0), rtol=1e-12)
-    np.testing.assert_allclose(weighted_covariance(values, weight), np.cov(rows, rowvar=False), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        weighted_covariance(values, weight), np.cov(rows, rowvar=False), rtol=1e-12, atol=1e-12
+    )
     levels = [0, 10, 25, 50, 75, 99, 100]
-    np.testing.assert_allclose(percentiles(values, levels, weight), np.percentile(rows, levels, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(
+        percentiles(values, levels, weight), np.percentile(rows, levels, axis=0), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -51,7 +55,9 @@ def test_a_scaling_is_that_of_repeated_rows_heavy_tails_and_skewness_included(ta
     mine = Scaling.standardising(values, power=power, weight=weight)
     theirs = Scaling.standardising(repeated(values, weight), power=power)
     assert mine.warped == theirs.warped and mine.warped[2]
-    np.testing.assert_allclose(mine.to_model(values), theirs.to_model(values), rtol=1e-6 if power else 1e-11, atol=1e-9)
+    np.testing.assert_allclose(
+        mine.to_model(values), theirs.to_model(values), rtol=1e-6 if power else 1e-11, atol=1e-9
+    )
 
 
 def test_a_normal_base_is_that_of_repeated_rows(table):
@@ -94,7 +100,9 @@ def test_weights_of_one_are_no_weights_and_others_are_scaled_unless_whole():
     assert Weighted.of(rows, np.ones(3)).weight is None
     assert Weighted.of(rows, np.full(3, 0.5)).weight is None
     assert Weighted.of(rows, np.full(3, 2.0)).weight.tolist() == [2.0] * 3
-    np.testing.assert_allclose(Weighted.of(rows, np.array([0.5, 1.0, 3.0])).weight, np.array([1.0, 2.0, 6.0]) / 3.0)
+    np.testing.assert_allclose(
+        Weighted.of(rows, np.array([0.5, 1.0, 3.0])).weight, np.array([1.0, 2.0, 6.0]) / 3.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,11 @@ def test_bad_weights_are_named(given, said):
 
 
 def test_distinct_rows_are_those_that_appear_first():
-    assert distinct_rows(np.array([[3.0], [1.0], [3.0]]), np.array([[0.0], [0.0], [1.0]])).tolist() == [0, 1, 2]
+    assert distinct_rows(np.array([[3.0], [1.0], [3.0]]), np.array([[0.0], [0.0], [1.0]])).tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert distinct_rows(np.array([[3.0], [1.0], [3.0]])).tolist() == [0, 1]
 
 
@@ -130,7 +142,9 @@ def test_rows_are_drawn_as_often_as_they_count(weighted):
 
 
 def test_shares_and_totals_of_conditions_count_their_rows():
-    sample = Sample(np.array([[1.0], [2.0], [4.0]]), np.array([[0.0], [1.0], [0.0]]), np.array([1.0, 2.0, 5.0]))
+    sample = Sample(
+        np.array([[1.0], [2.0], [4.0]]), np.array([[0.0], [1.0], [0.0]]), np.array([1.0, 2.0, 5.0])
+    )
     conditions = distinct_conditions(sample)
     np.testing.assert_allclose(conditions.shares, [6.0 / 8.0, 2.0 / 8.0])
     np.testing.assert_allclose(conditions.totals(sample.target), [[21.0], [4.0]])
@@ -140,9 +154,13 @@ def test_shares_and_totals_of_conditions_count_their_rows():
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_a_weighted_mixture_is_scikit_learns_of_repeated_rows(diagonal):
     rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(size=(150, 2)) @ [[1.0, 0.8], [0.0, 0.5]] - 4.0, rng.normal(size=(100, 2)) + 4.0])
+    points = np.concatenate(
+        [rng.normal(size=(150, 2)) @ [[1.0, 0.8], [0.0, 0.5]] - 4.0, rng.normal(size=(100, 2)) + 4.0]
+    )
     weight = rng.integers(1, 5, 250).astype(float)
-    theirs = GaussianMixture(2, covariance_type="diag" if diagonal else "full", reg_covar=1e-6, tol=1e-10, random_state=0)
+    theirs = GaussianMixture(
+        2, covariance_type="diag" if diagonal else "full", reg_covar=1e-6, tol=1e-10, random_state=0
+    )
     theirs.fit(repeated(points, weight))
     mine = fit_mixture(points, MixtureShape(2, diagonal), seed=0, weight=weight)
     np.testing.assert_allclose(mine.log_densities(points), theirs.score_samples(points), atol=1e-3)

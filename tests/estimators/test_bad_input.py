@@ -32,7 +32,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def conditionals():
-    kernel = ConditionalKernelExpFamily(**FIXED, condition_lengthscale=1.0, base_width=1.0, power=False).fit(Z, Y)
+    kernel = ConditionalKernelExpFamily(**FIXED, condition_lengthscale=1.0, base_width=1.0, power=False).fit(
+        Z, Y
+    )
     others = [ConditionalKernelDensity(random_state=0), NeighbourDensity(), LeastSquaresConditional()]
     return [kernel, *(estimator.fit(Z, Y) for estimator in others)]
 
@@ -50,12 +52,16 @@ class TestSpread:
         frame = pd.DataFrame(np.clip(Z, -1.0, 1.0) * [1.0, scale], columns=["fine", "extreme"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of scikit-learn's own check
-            with pytest.raises(ValueError, match=r"the spread of column\(s\) extreme is beyond double precision"):
+            with pytest.raises(
+                ValueError, match=r"the spread of column\(s\) extreme is beyond double precision"
+            ):
                 GaussianMixtureDensity().fit(frame)
 
     def test_units_are_no_matter_up_to_there(self):
         plain = GaussianMixtureDensity(random_state=0).fit(Z).score_samples(Z)
-        extreme = GaussianMixtureDensity(random_state=0).fit(Z * [1e-140, 1e140]).score_samples(Z * [1e-140, 1e140])
+        extreme = (
+            GaussianMixtureDensity(random_state=0).fit(Z * [1e-140, 1e140]).score_samples(Z * [1e-140, 1e140])
+        )
         np.testing.assert_allclose(extreme, plain, atol=1e-8)
 
     @pytest.mark.parametrize(
@@ -63,7 +69,10 @@ class TestSpread:
     )
     def test_a_large_offset_is_not_a_constant(self, estimator):
         offset = (1e9 + 1e-3 * Z) - 1e9  # what is left of the numbers after their rounding
-        plain, far = estimator.fit(offset).score_samples(offset), estimator.fit(1e9 + offset).score_samples(1e9 + offset)
+        plain, far = (
+            estimator.fit(offset).score_samples(offset),
+            estimator.fit(1e9 + offset).score_samples(1e9 + offset),
+        )
         np.testing.assert_allclose(far, plain, atol=1e-3)
         assert np.all(np.abs(estimator.sample(100, random_state=0) - 1e9) < 0.1)
 
@@ -77,7 +86,9 @@ class TestSpread:
 class TestCollinear:
     def test_columns_are_named(self):
         frame = pd.DataFrame({"a": Z[:, 0], "b": Z[:, 1], "alone": Y, "sum": Z[:, 0] + 2.0 * Z[:, 1] - 7.0})
-        with pytest.raises(ValueError, match=r"column\(s\) a, b, sum are collinear and have no joint density"):
+        with pytest.raises(
+            ValueError, match=r"column\(s\) a, b, sum are collinear and have no joint density"
+        ):
             GaussianMixtureDensity().fit(frame)
 
     def test_targets_are_named(self):
@@ -87,7 +98,9 @@ class TestCollinear:
 
     def test_rounding_of_short_decimals_is_a_warning(self):
         rows = np.column_stack([Z, np.round(Z.sum(axis=1), 7)])
-        with pytest.warns(CollinearWarning, match=r"column\(s\) left, right, sum are collinear up to rounding"):
+        with pytest.warns(
+            CollinearWarning, match=r"column\(s\) left, right, sum are collinear up to rounding"
+        ):
             check_columns(rows, ["left", "right", "sum"])
 
     @pytest.mark.parametrize("noise", [1e-5, 1e-2, 1.0])
@@ -110,7 +123,10 @@ class TestPoints:
         with pytest.raises(ValueError, match="NaN|infinity"):
             GaussianMixtureDensity(random_state=0).fit(Z).score_samples([[0.0, bad]])
         for conditional in conditionals:
-            for score in (conditional.given(Z[0]).score_samples, lambda y, c=conditional: c.score_samples(Z[:1], y)):
+            for score in (
+                conditional.given(Z[0]).score_samples,
+                lambda y, c=conditional: c.score_samples(Z[:1], y),
+            ):
                 with pytest.raises(ValueError, match="NaN|infinity"):
                     score([bad])
             with pytest.raises(ValueError, match="NaN|infinity"):
@@ -118,9 +134,15 @@ class TestPoints:
 
     @pytest.mark.parametrize("far", FAR)
     def test_a_huge_point_has_density_zero_and_others_keep_theirs(self, model, far):
-        for density in (model, GaussianMixtureDensity(random_state=0).fit(Z), KernelDensity(random_state=0).fit(Z)):
+        for density in (
+            model,
+            GaussianMixtureDensity(random_state=0).fit(Z),
+            KernelDensity(random_state=0).fit(Z),
+        ):
             found = density.score_samples([[far, 0.0], [0.0, 0.0], [0.0, far], [far, far]])
-            np.testing.assert_allclose(found, [-np.inf, density.score_samples([[0.0, 0.0]])[0], -np.inf, -np.inf])
+            np.testing.assert_allclose(
+                found, [-np.inf, density.score_samples([[0.0, 0.0]])[0], -np.inf, -np.inf]
+            )
 
     def test_a_far_point_has_the_tail_that_it_should(self, model):
         """The tail is the Gaussian base's: the log density falls with the square of the distance."""
@@ -131,7 +153,9 @@ class TestPoints:
     def test_a_huge_target_has_density_zero(self, conditionals, far):
         for conditional in conditionals:
             assert conditional.score_samples(Z[:2], [far, 0.0])[0] == -np.inf
-            np.testing.assert_array_equal(np.isfinite(conditional.given(Z[0]).score_samples([far, 0.0])), [False, True])
+            np.testing.assert_array_equal(
+                np.isfinite(conditional.given(Z[0]).score_samples([far, 0.0])), [False, True]
+            )
             assert conditional.cdf(Z[:1], [far])[0] == pytest.approx(float(far > 0.0), abs=1e-12)
 
     @pytest.mark.parametrize("far", FAR)
@@ -164,7 +188,9 @@ class TestNumbersOfDraws:
         assert model.sample(count).shape == (3, 2)
 
     @pytest.mark.parametrize(
-        "seed", ["seed", 1.5, -1, 2**40, np.random.default_rng(0)], ids=lambda seed: type(seed).__name__ + str(seed)[:8]
+        "seed",
+        ["seed", 1.5, -1, 2**40, np.random.default_rng(0)],
+        ids=lambda seed: type(seed).__name__ + str(seed)[:8],
     )
     def test_a_seed_that_is_none_is_named(self, model, seed):
         with pytest.raises(ValueError, match="random_state must be a whole number from 0 to"):
@@ -181,7 +207,23 @@ class TestNumbersOfDraws:
             conditionals[0].quantile(Z[:1], levels)
 
 
-JUNK = ("junk", -1, 1.5, np.nan, np.inf, [1], [1, 2, 3], {"a": 1}, True, object(), np.arange(99.0), int, b"x", None, 0)
+JUNK = (
+    "junk",
+    -1,
+    1.5,
+    np.nan,
+    np.inf,
+    [1],
+    [1, 2, 3],
+    {"a": 1},
+    True,
+    object(),
+    np.arange(99.0),
+    int,
+    b"x",
+    None,
+    0,
+)
 # What each setting may be after all, among those.
 ALLOWED = {
     "kernel": (),
@@ -216,7 +258,10 @@ LEFT = {
 def test_a_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
     if setting not in cls().get_params():
         pytest.skip(f"{cls.__name__} has no {setting}")
-    allowed = (*ALLOWED[setting], *((None,) if cls is ConditionalKernelExpFamily and setting == "n_centres" else ()))
+    allowed = (
+        *ALLOWED[setting],
+        *((None,) if cls is ConditionalKernelExpFamily and setting == "n_centres" else ()),
+    )
     data = (Z, Y) if cls.conditional else (Z,)
     for value in JUNK:
         if any(value is fine for fine in allowed):

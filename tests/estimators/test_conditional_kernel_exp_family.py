@@ -162,7 +162,10 @@ def test_the_log_density_is_the_formula(model, data):
     z = (y - y.mean()) / y.std()
     space, scale = model.density_.tilt.space, np.sqrt(np.var(z, ddof=1) + COVARIANCE_FLOOR)
     gaussian = lambda a, b: np.exp(-0.5 * (a[:, None] - b[None, :]) ** 2)
-    spans = [(np.asarray(span.centres)[:, 0], np.asarray(span.whitening)) for span in (space.condition, space.target)]
+    spans = [
+        (np.asarray(span.centres)[:, 0], np.asarray(span.whitening))
+        for span in (space.condition, space.target)
+    ]
     weights = np.asarray(model.density_.tilt.weights).reshape(space.condition.size, space.target.size)
 
     def unnormalised(row, targets):
@@ -175,7 +178,9 @@ def test_the_log_density_is_the_formula(model, data):
     for i in range(0, ROWS, 12):
         p = lambda t, row=x[i]: unnormalised(row, np.array([t]))[0]
         mass = quad(p, -25.0, 25.0, points=[-3.0, 0.0, 3.0], limit=300, epsabs=1e-10)[0]
-        assert model.score_samples(x[[i]], y[[i]])[0] == pytest.approx(np.log(p(z[i]) / mass / y.std()), abs=1e-4)
+        assert model.score_samples(x[[i]], y[[i]])[0] == pytest.approx(
+            np.log(p(z[i]) / mass / y.std()), abs=1e-4
+        )
 
 
 def test_f_is_where_the_penalised_likelihood_is_stationary(model, data):
@@ -234,7 +239,9 @@ def test_the_prediction_is_the_mean_of_the_density(fitted, request):
     t, widths = line(model)
     slow = [density_at(model, x, t) * t @ widths for x in PLACES]
     deviation = np.std(model.training_data_[1])
-    np.testing.assert_allclose(model.predict(PLACES), slow, atol=(2e-2 if fitted == "boxed" else 1e-3) * deviation)
+    np.testing.assert_allclose(
+        model.predict(PLACES), slow, atol=(2e-2 if fitted == "boxed" else 1e-3) * deviation
+    )
 
 
 def test_intervals_are_central_and_hold_what_they_say(model):
@@ -304,7 +311,9 @@ def test_bounds_of_the_target_are_in_its_own_units(data, power):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("fitted", "refine"), [("model", 0), ("powered", 0), ("model", 2), ("saddle", 2), ("saddle", 0)])
+@pytest.mark.parametrize(
+    ("fitted", "refine"), [("model", 0), ("powered", 0), ("model", 2), ("saddle", 2), ("saddle", 0)]
+)
 def test_draws_have_the_mean_and_the_quantiles_of_the_density(fitted, refine, seed, request):
     model = request.getfixturevalue(fitted)
     draws = model.sample(PLACES, DRAWS, random_state=seed, refine=refine)
@@ -331,7 +340,9 @@ def test_draws_follow_the_seed(model):
     np.testing.assert_array_equal(draws, model.sample(PLACES, DRAWS, random_state=3))
     assert not np.array_equal(draws, model.sample(PLACES, DRAWS, random_state=4))
     state = np.random.RandomState(0)
-    assert not np.array_equal(model.sample(PLACES, DRAWS, random_state=state), model.sample(PLACES, DRAWS, random_state=state))
+    assert not np.array_equal(
+        model.sample(PLACES, DRAWS, random_state=state), model.sample(PLACES, DRAWS, random_state=state)
+    )
 
 
 @pytest.mark.slow
@@ -372,8 +383,12 @@ def test_far_targets_have_a_low_log_density_and_no_nan(model):
 def test_the_score_follows_the_units(model, data, factor):
     x, y = data
     scaled = exact().fit(factor * x - 3.0, factor * y + 5.0)
-    assert scaled.score(factor * x - 3.0, factor * y + 5.0) == pytest.approx(model.score(x, y) - np.log(factor), abs=1e-5)
-    np.testing.assert_allclose(scaled.predict(factor * PLACES - 3.0), factor * model.predict(PLACES) + 5.0, rtol=1e-4)
+    assert scaled.score(factor * x - 3.0, factor * y + 5.0) == pytest.approx(
+        model.score(x, y) - np.log(factor), abs=1e-5
+    )
+    np.testing.assert_allclose(
+        scaled.predict(factor * PLACES - 3.0), factor * model.predict(PLACES) + 5.0, rtol=1e-4
+    )
 
 
 def test_the_order_of_the_rows_does_not_matter(model, data):
@@ -412,7 +427,9 @@ def test_two_targets_have_a_joint_density(plane, plane_data):
     masses = volume * density_at(plane, PLACES[1], points)
     assert masses.sum() == pytest.approx(1.0, abs=2e-2)
     np.testing.assert_allclose(masses @ points / masses.sum(), plane.predict(PLACES[[1]])[0], atol=2e-2)
-    np.testing.assert_allclose(plane.given(PLACES[1]).score_samples(y), np.log(density_at(plane, PLACES[1], y)), atol=1e-8)
+    np.testing.assert_allclose(
+        plane.given(PLACES[1]).score_samples(y), np.log(density_at(plane, PLACES[1], y)), atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -474,7 +491,14 @@ def test_the_diagnosis_reads_as_a_verdict_with_numbers(model):
     text = str(diagnosis)
     assert text.startswith("verdict:")
     assert all(
-        name in text for name in ("duality gap", "KL(sampler || density)", "effective share", "log Z(x)", "held-out X and y")
+        name in text
+        for name in (
+            "duality gap",
+            "KL(sampler || density)",
+            "effective share",
+            "log Z(x)",
+            "held-out X and y",
+        )
     )
 
 
@@ -626,10 +650,17 @@ BAD_SETTINGS = {
     "negative length scale": ({"lengthscale": -1.0}, r"lengthscale must be positive.*got -1\.0"),
     "length scales of y": ({"lengthscale": [1.0, 2.0]}, "lengthscale must be positive and of shape"),
     "length scale of nan": ({"condition_lengthscale": np.nan}, "condition_lengthscale must be positive"),
-    "length scales of another width": ({"condition_lengthscale": [1.0, 1.0]}, r"condition_lengthscale.*shape \(\) or \(1,\)"),
+    "length scales of another width": (
+        {"condition_lengthscale": [1.0, 1.0]},
+        r"condition_lengthscale.*shape \(\) or \(1,\)",
+    ),
     "width of zero": ({"base_width": 0.0}, "base_width must be positive"),
     "solver object": ({"solver": MMDGAN()}, r"MMDGAN knows no condition.*'auto', 'exact' or 'dde'"),
-    **{name: ({"solver": name}, "knows no condition") for name in SOLVERS if name not in ("auto", "exact", "dde")},
+    **{
+        name: ({"solver": name}, "knows no condition")
+        for name in SOLVERS
+        if name not in ("auto", "exact", "dde")
+    },
 }
 
 
@@ -640,9 +671,15 @@ def test_bad_settings_are_refused_by_name(data, changes, message):
 
 
 BAD_QUESTIONS = {
-    "width of x": (lambda m: m.predict(np.zeros((3, 2))), "2 features, but ConditionalKernelExpFamily is expecting 1"),
+    "width of x": (
+        lambda m: m.predict(np.zeros((3, 2))),
+        "2 features, but ConditionalKernelExpFamily is expecting 1",
+    ),
     "nan": (lambda m: m.predict([[np.nan]]), "NaN"),
-    "width of y": (lambda m: m.score_samples(PLACES, np.zeros((3, 2))), "y has 2 columns, but the model was fitted to 1"),
+    "width of y": (
+        lambda m: m.score_samples(PLACES, np.zeros((3, 2))),
+        "y has 2 columns, but the model was fitted to 1",
+    ),
     "lengths": (lambda m: m.score_samples(PLACES, np.zeros(2)), "inconsistent numbers of samples"),
     "nan in y": (lambda m: m.score_samples(PLACES, [0.0, np.nan, 0.0]), "NaN"),
     "level of one": (lambda m: m.quantile(PLACES, 1.0), "levels must lie strictly between 0 and 1"),
@@ -651,7 +688,10 @@ BAD_QUESTIONS = {
     "two conditions": (lambda m: m.given(PLACES), "one condition of 1 numbers, got 3"),
     "no draws": (lambda m: m.sample(PLACES, 0), "n_samples must be a whole number of at least 1"),
     "half a draw": (lambda m: m.sample(PLACES, 2.5), "n_samples must be a whole number"),
-    "negative refining": (lambda m: m.sample(PLACES, 2, refine=-1), "refine must be a whole number of at least 0"),
+    "negative refining": (
+        lambda m: m.sample(PLACES, 2, refine=-1),
+        "refine must be a whole number of at least 0",
+    ),
 }
 
 
@@ -738,7 +778,9 @@ def test_one_row_of_a_frame_is_a_condition(data):
     x, y = data
     frame = pd.DataFrame(x, columns=["dose"])
     named = exact().fit(frame, y)
-    np.testing.assert_allclose(named.given(frame[:1]).score_samples(y[:1]), named.score_samples(frame[:1], y[:1]), atol=1e-9)
+    np.testing.assert_allclose(
+        named.given(frame[:1]).score_samples(y[:1]), named.score_samples(frame[:1], y[:1]), atol=1e-9
+    )
 
 
 def test_the_callers_jax_is_left_as_it_was(model, data):
@@ -752,12 +794,16 @@ def test_the_callers_jax_is_left_as_it_was(model, data):
 def test_the_same_seed_gives_the_same_model(saddle, data):
     again = clone(saddle).fit(*data)
     np.testing.assert_array_equal(again.score_samples(*data), saddle.score_samples(*data))
-    np.testing.assert_array_equal(again.sample(PLACES, DRAWS, random_state=1), saddle.sample(PLACES, DRAWS, random_state=1))
+    np.testing.assert_array_equal(
+        again.sample(PLACES, DRAWS, random_state=1), saddle.sample(PLACES, DRAWS, random_state=1)
+    )
 
 
 def test_another_seed_gives_another_sampler_of_nearly_the_same_density(saddle, data):
     other = clone(saddle).set_params(random_state=1).fit(*data)
-    assert not np.array_equal(other.sample(PLACES, DRAWS, random_state=1), saddle.sample(PLACES, DRAWS, random_state=1))
+    assert not np.array_equal(
+        other.sample(PLACES, DRAWS, random_state=1), saddle.sample(PLACES, DRAWS, random_state=1)
+    )
     assert other.score(*data) == pytest.approx(saddle.score(*data), abs=0.05)
 
 

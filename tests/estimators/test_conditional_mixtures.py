@@ -27,7 +27,11 @@ from kexpfam.estimators.mixture_density import KernelWeights, NeighbourWeights
 from kexpfam.fit.bases import TAIL_WIDTH
 
 ROWS = 60
-KINDS = {"squares": LeastSquaresConditional, "neighbours": NeighbourDensity, "kernel": ConditionalKernelDensity}
+KINDS = {
+    "squares": LeastSquaresConditional,
+    "neighbours": NeighbourDensity,
+    "kernel": ConditionalKernelDensity,
+}
 FITTED = sorted(KINDS)
 PLACES = np.array([[-1.5], [0.2], [1.7]])
 FAR = np.array([[50.0], [-1e6]])
@@ -65,7 +69,9 @@ def slow_density(name, model, data, x, t):
     if name == "squares":
         centres = [int(np.argmin(np.abs(v - c))) for c in model.density_.centres[:, 0]]
         u, v, heights = u[centres], v[centres], model.density_.weights.heights
-        weights = [h * np.exp(-((a - c) ** 2) / (2 * chosen["width"] ** 2)) for h, c in zip(heights, u, strict=True)]
+        weights = [
+            h * np.exp(-((a - c) ** 2) / (2 * chosen["width"] ** 2)) for h, c in zip(heights, u, strict=True)
+        ]
     elif name == "neighbours":
         weights = [float(abs(a - c) <= chosen["radius"]) for c in u]
     else:
@@ -147,7 +153,9 @@ def test_draws_follow_the_distribution_function(name, models, seed):
 def test_one_condition_gives_the_same_density(name, models, data):
     for x in PLACES:
         given = models[name].given(x)
-        np.testing.assert_allclose(given.score_samples(data[1]), np.log(density_at(models[name], x, data[1])), rtol=1e-12)
+        np.testing.assert_allclose(
+            given.score_samples(data[1]), np.log(density_at(models[name], x, data[1])), rtol=1e-12
+        )
         levels = models[name].cdf(np.repeat(x[None], 500, axis=0), given.sample(500, random_state=0))
         assert scipy.stats.kstest(levels, "uniform").pvalue > 1e-4
         assert given.sample(3, random_state=0, refine=1).shape == (3,)
@@ -155,7 +163,13 @@ def test_one_condition_gives_the_same_density(name, models, data):
 
 def test_results_do_not_depend_on_the_chunks(models, data):
     x, y = data
-    asked = lambda m: (m.score_samples(x, y), m.quantile(x, 0.3), m.cdf(x, y), m.predict(x), m.density_.crps(y[:, None], x))
+    asked = lambda m: (
+        m.score_samples(x, y),
+        m.quantile(x, 0.3),
+        m.cdf(x, y),
+        m.predict(x),
+        m.density_.crps(y[:, None], x),
+    )
     for model in models.values():
         expected = asked(model)
         with with_constants(kernel_density, CHUNK_NUMBERS=7 * ROWS):
@@ -185,9 +199,16 @@ def test_the_moments_of_least_squares_are_integrals(data):
     H, h = ratio_moments(x, y, x[:3], y[:3], 0.6)
     basis = lambda j, a, t: np.exp(-((a - x[j, 0]) ** 2 + (t - y[j, 0]) ** 2) / (2 * 0.6**2))
     for j in range(3):
-        assert h[j] == pytest.approx(np.mean([basis(j, a, t) for a, t in zip(x[:, 0], y[:, 0], strict=True)]), rel=1e-6)
+        assert h[j] == pytest.approx(
+            np.mean([basis(j, a, t) for a, t in zip(x[:, 0], y[:, 0], strict=True)]), rel=1e-6
+        )
         for k in range(3):
-            slow = np.mean([quad(lambda t, a=a: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0] for a in x[:, 0]])  # noqa: B023
+            slow = np.mean(
+                [
+                    quad(lambda t, a=a: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0]
+                    for a in x[:, 0]
+                ]
+            )  # noqa: B023
             assert H[j, k] == pytest.approx(slow, rel=1e-6)
 
 
@@ -199,14 +220,18 @@ def test_the_weights_minimise_the_least_squares_objective(data):
     rng = np.random.default_rng(0)
     for column, penalty in zip(clipped.T, penalties, strict=True):
         objective = lambda a, penalty=penalty: 0.5 * a @ H @ a - h @ a + 0.5 * penalty * a @ a
-        slow = scipy.optimize.minimize(objective, np.zeros(15), jac=lambda a, p=penalty: H @ a - h + p * a, tol=1e-12).x
+        slow = scipy.optimize.minimize(
+            objective, np.zeros(15), jac=lambda a, p=penalty: H @ a - h + p * a, tol=1e-12
+        ).x
         np.testing.assert_allclose(column, np.maximum(slow, 0.0), atol=1e-5)
         best = np.linalg.solve(H + penalty * np.eye(15), h)
         assert all(objective(best) < objective(best + 0.1 * rng.normal(size=15)) for _ in range(50))
 
 
 def test_centres_that_no_row_is_near_have_equal_weights():
-    np.testing.assert_array_equal(ratio_weights(np.eye(2), np.zeros(2), np.array([0.1, 1.0])), np.ones((2, 2)))
+    np.testing.assert_array_equal(
+        ratio_weights(np.eye(2), np.zeros(2), np.array([0.1, 1.0])), np.ones((2, 2))
+    )
 
 
 @pytest.mark.slow
@@ -219,7 +244,9 @@ def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
         total = 0.0
         for i in range(ROWS):
             rest = fold != fold[i]
-            heights = ratio_weights(*ratio_moments(x[rest], y[rest], x[centres], y[centres], 0.4), np.array([penalty]))[:, 0]
+            heights = ratio_weights(
+                *ratio_moments(x[rest], y[rest], x[centres], y[centres], 0.4), np.array([penalty])
+            )[:, 0]
             w = heights * np.exp(-((x[i] - x[centres, 0]) ** 2) / (2 * 0.4**2))
             p = w @ scipy.stats.norm.pdf(y[i], y[centres, 0], 0.4) / w.sum()
             total += np.log(0.99 * p + 0.01 * scipy.stats.norm.pdf(y[i, 0], 0.0, TAIL_WIDTH))
@@ -232,7 +259,9 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
     x, y = ((part - part.mean(0)) / part.std(0) for part in (data[0], data[1][:, None]))
     grid, widths = np.array([0.3, 1.0]), np.array([0.2, 0.7])
     make = lambda points, s: (
-        NeighbourWeights(points, s) if name == "neighbours" else KernelWeights(points, np.ones(len(points)), s)
+        NeighbourWeights(points, s)
+        if name == "neighbours"
+        else KernelWeights(points, np.ones(len(points)), s)
     )
     model = KINDS[name](background=background)
     with with_constants(conditional_mixtures, WIDTHS=widths):
@@ -245,7 +274,9 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
                 rest = fold != fold[row]
                 w = np.exp(make(x[rest], s).log_weights(x[[row]])[0])
                 p = w @ scipy.stats.norm.pdf(y[row], y[rest, 0], width) / w.sum()
-                total += np.log((1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, TAIL_WIDTH))
+                total += np.log(
+                    (1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, TAIL_WIDTH)
+                )
             assert found.losses[i, j] == pytest.approx(-total / ROWS, rel=1e-6)
 
 
@@ -353,7 +384,9 @@ EXPECTED = {
 # The checks fit labels and constant inputs, too.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kexpfam.data.columns.TiesWarning", "ignore:constant input column")
-@parametrize_with_checks([kind(random_state=0) for kind in KINDS.values()], expected_failed_checks=lambda estimator: EXPECTED)
+@parametrize_with_checks(
+    [kind(random_state=0) for kind in KINDS.values()], expected_failed_checks=lambda estimator: EXPECTED
+)
 def test_scikit_learns_contract(estimator, check):
     check(estimator)
 

@@ -14,7 +14,14 @@ from kexpfam.data.columns import TiesWarning
 from kexpfam.data.sample import Sample
 from kexpfam.estimators import conditional_score_matching
 from kexpfam.estimators.conditional_score_matching import ConditionalScoreMatching, fold_losses
-from kexpfam.estimators.derivatives import base_scores, derivative_gram, fitted_losses, folds_of, full_weights, product_gram
+from kexpfam.estimators.derivatives import (
+    base_scores,
+    derivative_gram,
+    fitted_losses,
+    folds_of,
+    full_weights,
+    product_gram,
+)
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 
@@ -22,7 +29,9 @@ CONDITION_KERNEL, KERNEL = kernels.Gaussian(np.array([0.9, 2.0])), kernels.Gauss
 PENALTY = 1e-2
 SETTINGS = {"condition_lengthscale": 0.8, "lengthscale": 1.0, "rkhs_penalty": 1e-3, "random_state": 0}
 PLACES = np.array([[-1.0], [0.3], [1.2]])
-CHECKED = ConditionalScoreMatching(condition_lengthscale=1.0, lengthscale=2.0, rkhs_penalty=0.1, random_state=0)
+CHECKED = ConditionalScoreMatching(
+    condition_lengthscale=1.0, lengthscale=2.0, rkhs_penalty=0.1, random_state=0
+)
 EXPECTED = {
     "check_methods_sample_order_invariance": "calls score_samples without y; a conditional density has none",
     "check_methods_subset_invariance": "calls score_samples without y; a conditional density has none",
@@ -81,7 +90,9 @@ def slow_solution(sample, scores, penalty):
     weights = -np.linalg.lstsq(matrix, slope, rcond=1e-15)[0]
 
     def f(condition, target):
-        terms = [float(CONDITION_KERNEL(condition, x[m])) * float(by_centre[b](target, y[m, 0])) for m, b in pairs]
+        terms = [
+            float(CONDITION_KERNEL(condition, x[m])) * float(by_centre[b](target, y[m, 0])) for m, b in pairs
+        ]
         return float(np.dot(terms, weights))
 
     return f
@@ -108,7 +119,10 @@ def test_the_losses_of_folds_are_fits_without_them(small):
     table = fold_losses(blocks, scores, folds, penalties)
     for place, penalty in enumerate(penalties):
         model = ConditionalScoreMatching(
-            condition_lengthscale=CONDITION_KERNEL.lengthscale, lengthscale=0.7, rkhs_penalty=penalty, base=base
+            condition_lengthscale=CONDITION_KERNEL.lengthscale,
+            lengthscale=0.7,
+            rkhs_penalty=penalty,
+            base=base,
         )
         rest = sample.rows(~folds[0])
         model.selection_ = model._select(rest, base, 0, None)
@@ -217,7 +231,9 @@ def test_a_stored_model_is_the_same_to_the_last_bit(model, data, tmp_path):
     stored = kexpfam.load(tmp_path / "model.kexpfam")
     assert isinstance(stored, ConditionalScoreMatching)
     np.testing.assert_array_equal(stored.score_samples(*data), model.score_samples(*data))
-    np.testing.assert_array_equal(stored.sample(PLACES, 2000, random_state=1), model.sample(PLACES, 2000, random_state=1))
+    np.testing.assert_array_equal(
+        stored.sample(PLACES, 2000, random_state=1), model.sample(PLACES, 2000, random_state=1)
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,17 @@ def parts(table):
 
 def test_without_a_client_partitions_come_here(table):  # the first test, before there is one
     model = KernelExpFamily(**SETTINGS).fit(dask_frames.from_pandas(table, npartitions=4))
-    assert np.array_equal(model.score_samples(table), KernelExpFamily(**SETTINGS).fit(parts(table)).score_samples(table))
+    assert np.array_equal(
+        model.score_samples(table), KernelExpFamily(**SETTINGS).fit(parts(table)).score_samples(table)
+    )
 
 
 def test_workers_go_through_the_partitions(client, table, monkeypatch):
     frame, seen = dask_frames.from_pandas(table, npartitions=4), []
     # A worker computes its own partition; whoever asks for one here brings it to this process.
-    monkeypatch.setattr(type(frame), "compute", lambda *_, **__: pytest.fail("a partition came to this process"))
+    monkeypatch.setattr(
+        type(frame), "compute", lambda *_, **__: pytest.fail("a partition came to this process")
+    )
     model = KernelExpFamily(**SETTINGS, progress=seen.append).fit(frame)
     alone = KernelExpFamily(**SETTINGS).fit(parts(table))
     assert np.array_equal(model.score_samples(table), alone.score_samples(table))

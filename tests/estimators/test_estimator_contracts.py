@@ -23,7 +23,13 @@ COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
 SETTINGS = {
     "KernelExpFamily": GIVEN | {"n_centres": 20, "integration": COARSE},
     "ConditionalKernelExpFamily": GIVEN
-    | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False, "n_centres": 10, "integration": COARSE},
+    | {
+        "condition_lengthscale": 0.8,
+        "base_width": 1.0,
+        "power": False,
+        "n_centres": 10,
+        "integration": COARSE,
+    },
     "ScoreMatchingExpFamily": GIVEN | {"n_centres": 10},
     "ConditionalScoreMatching": GIVEN | {"condition_lengthscale": 0.8},
     "KernelDensity": {"bandwidth": 0.3},
@@ -58,7 +64,9 @@ print(*(warning.category.__name__ for warning in caught))
 """
 UNCERTAIN = "UncertainNormaliserWarning"
 # A flow takes ten seconds to compile.
-MEMBERS = [pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in sorted(SETTINGS)]
+MEMBERS = [
+    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in sorted(SETTINGS)
+]
 
 
 def made(name):
@@ -77,7 +85,11 @@ def rows_for(model):
 
 
 def drawn(model, rows, seed):
-    return model.sample(rows[0], DRAWS, random_state=seed) if model.conditional else model.sample(DRAWS, random_state=seed)
+    return (
+        model.sample(rows[0], DRAWS, random_state=seed)
+        if model.conditional
+        else model.sample(DRAWS, random_state=seed)
+    )
 
 
 @pytest.fixture(scope="module", params=MEMBERS)
@@ -197,4 +209,10 @@ def test_warnings_point_at_the_line_that_called_fit(tmp_path):
     script.write_text(WARNED)
     run = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["TiesWarning", UNCERTAIN, UNCERTAIN, "UserWarning", "NearlyDeterministicWarning"]
+    assert run.stdout.split() == [
+        "TiesWarning",
+        UNCERTAIN,
+        UNCERTAIN,
+        "UserWarning",
+        "NearlyDeterministicWarning",
+    ]

@@ -14,7 +14,15 @@ from kexpfam.datasets import two_moons
 from kexpfam.estimators.flow import SplineFlow, Training
 
 ROWS = 80
-SMALL = {"n_layers": 2, "n_knots": 4, "width": 8, "max_epochs": 12, "patience": 3, "learning_rate": 1e-2, "random_state": 0}
+SMALL = {
+    "n_layers": 2,
+    "n_knots": 4,
+    "width": 8,
+    "max_epochs": 12,
+    "patience": 3,
+    "learning_rate": 1e-2,
+    "random_state": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,9 @@ def model(moons):
 
 @pytest.mark.slow
 def test_the_density_integrates_to_one_in_data_units(model, moons):
-    points, volume = midpoint_grid(moons.mean(0) - 8.0 * moons.std(0), moons.mean(0) + 8.0 * moons.std(0), 250)
+    points, volume = midpoint_grid(
+        moons.mean(0) - 8.0 * moons.std(0), moons.mean(0) + 8.0 * moons.std(0), 250
+    )
     # Splines have kinks in their second derivative, which the midpoint rule feels.
     assert volume * np.exp(model.score_samples(points)).sum() == pytest.approx(1.0, abs=5e-3)
 
@@ -47,11 +57,15 @@ def test_training_raises_the_likelihood(model, moons):
 def test_draws_follow_the_density(model, moons, seed):
     draws = model.sample(1000, random_state=seed)
     assert draws.shape == (1000, 2)
-    points, volume = midpoint_grid(moons.mean(0) - 8.0 * moons.std(0), moons.mean(0) + 8.0 * moons.std(0), 250)
+    points, volume = midpoint_grid(
+        moons.mean(0) - 8.0 * moons.std(0), moons.mean(0) + 8.0 * moons.std(0), 250
+    )
     masses = volume * np.exp(model.score_samples(points))
     for power in (1, 2):
         error = (draws**power).std(0) / np.sqrt(1000)
-        assert np.all(np.abs((draws**power).mean(0) - masses @ points**power) < 5 * error + 0.01 * moons.std(0) ** power)
+        assert np.all(
+            np.abs((draws**power).mean(0) - masses @ points**power) < 5 * error + 0.01 * moons.std(0) ** power
+        )
     np.testing.assert_array_equal(draws, model.sample(1000, random_state=seed, refine=2))
 
 
@@ -95,7 +109,10 @@ def test_any_number_of_columns_will_do(moons, dims):
 @pytest.mark.parametrize(("finished", "verdict"), [(True, "good"), (False, "fair")])
 def test_the_diagnosis_says_whether_training_had_ended(model, finished, verdict):
     copy = clone(model)
-    copy.density_, copy.training_ = model.density_, Training(np.array([2.0, 1.0]), np.array([2.5, 1.5]), finished)
+    copy.density_, copy.training_ = (
+        model.density_,
+        Training(np.array([2.0, 1.0]), np.array([2.5, 1.5]), finished),
+    )
     assert copy.diagnose().verdict == verdict
     assert "kept epoch:                 2 of 2" in str(copy.diagnose())
 

@@ -52,7 +52,9 @@ def test_a_stored_model_is_the_same(model, data, tmp_path):
 
 def test_the_verdict_names_components_on_few_rows(model):
     assert "GOOD" in str(model.diagnose()) and model.diagnose().components >= 2
-    spiky = np.concatenate([np.random.default_rng(0).normal(size=(60, 1)), 9.0 + 1e-3 * np.arange(4)[:, None]])
+    spiky = np.concatenate(
+        [np.random.default_rng(0).normal(size=(60, 1)), 9.0 + 1e-3 * np.arange(4)[:, None]]
+    )
     assert GaussianMixtureDensity(random_state=0).fit(spiky).diagnose().verdict == "fair"
 
 

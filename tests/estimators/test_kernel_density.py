@@ -82,7 +82,9 @@ def test_the_chosen_bandwidth_has_the_smallest_loss(model):
     assert model.density_.bandwidth == search.chosen["bandwidth"]
 
 
-@pytest.mark.parametrize(("losses", "edge", "verdict"), [([1.0, 2.0, 3.0], ("h",), "fair"), ([2.0, 1.0, 3.0], (), "good")])
+@pytest.mark.parametrize(
+    ("losses", "edge", "verdict"), [([1.0, 2.0, 3.0], ("h",), "fair"), ([2.0, 1.0, 3.0], (), "good")]
+)
 def test_a_choice_at_the_end_of_the_grid_is_said(losses, edge, verdict):
     search = GridSearch(("h",), (np.array([1.0, 2.0, 3.0]),), np.array(losses))
     assert search.on_edge == edge
@@ -115,7 +117,9 @@ def test_far_points_have_a_low_finite_log_density(model):
 
 def test_units_and_order_of_rows_are_those_of_the_data(model, moons):
     scaled = KernelDensity(bandwidth=model.density_.bandwidth).fit(10.0 * moons[::-1] + 5.0)
-    np.testing.assert_allclose(scaled.score_samples(10.0 * moons + 5.0), model.score_samples(moons) - 2 * np.log(10.0))
+    np.testing.assert_allclose(
+        scaled.score_samples(10.0 * moons + 5.0), model.score_samples(moons) - 2 * np.log(10.0)
+    )
     np.testing.assert_allclose(model.training_data_, moons, rtol=1e-12)
 
 

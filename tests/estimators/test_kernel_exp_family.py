@@ -35,10 +35,18 @@ from kexpfam.storage import StorageError
 ROWS, DRAWS = 60, 1000
 # Few centres keep the number of features, and with it the compiled programs, the same for all data.
 COARSE = Integration(cells=(400, 56, 22), tail_cells=(20, 3, 2), draws=2048)
-SETTINGS = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 15, "integration": COARSE, "random_state": 0}
+SETTINGS = {
+    "lengthscale": 1.0,
+    "rkhs_penalty": 1e-2,
+    "n_centres": 15,
+    "integration": COARSE,
+    "random_state": 0,
+}
 BRIEF = Judgement(draws=500, certifying_draws=2048)
 SMALL = DDE(
-    saddle=DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=2, nu_updates=1),
+    saddle=DoublyDual(
+        width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=2, nu_updates=1
+    ),
     steps=5,
     warm_start=True,
     polish=True,
@@ -147,7 +155,9 @@ def test_dimensions_with_an_infinite_length_scale_follow_the_base():
     joint = scipy.stats.multivariate_normal(np.zeros(3), covariance)
     marginal = scipy.stats.norm(0.0, np.sqrt(covariance[1, 1]))
     others = joint.logpdf(z) - marginal.logpdf(z[:, 1]) - np.log(data.std(0)[[0, 2]]).sum()
-    np.testing.assert_allclose(model.score_samples(data), alone.score_samples(data[:, [1]]) + others, atol=1e-6)
+    np.testing.assert_allclose(
+        model.score_samples(data), alone.score_samples(data[:, [1]]) + others, atol=1e-6
+    )
     draws = (model.sample(4000, random_state=0) - data.mean(0)) / data.std(0)
     slope = covariance[2, 1] / covariance[1, 1]
     residual = draws[:, 2] - slope * draws[:, 1]
@@ -214,7 +224,10 @@ BAD_DATA = {
     "no columns": (lambda X: X[:, :0], r"0 feature\(s\)"),
     "one dimension": (lambda X: X[:, 0], "Expected 2D array"),
     "constant column": (lambda X: np.insert(X, 1, 5.0, axis=1), r"constant column\(s\) 1.*remove"),
-    "constant up to rounding": (lambda X: np.insert(X, 2, 1e6 + 1e-9 * X[:, 0], axis=1), r"constant column\(s\) 2"),
+    "constant up to rounding": (
+        lambda X: np.insert(X, 2, 1e6 + 1e-9 * X[:, 0], axis=1),
+        r"constant column\(s\) 2",
+    ),
     "complex": (lambda X: X + 1j, "Complex data not supported"),
 }
 
@@ -260,9 +273,15 @@ SENSELESS_SETTINGS = {
 }
 WRONG_TYPES = {
     "no solver": ({"solver": None}, r"solver must be one of auto"),
-    "a class for a solver": ({"solver": Convex}, r"Convex is a class: pass an object, as in solver=Convex\(\)"),
+    "a class for a solver": (
+        {"solver": Convex},
+        r"Convex is a class: pass an object, as in solver=Convex\(\)",
+    ),
     "a number for a base": ({"base": 3.0}, "base must be one of gaussian"),
-    "a dictionary for a record": ({"integration": {"draws": 10}}, "integration must be a Integration or None"),
+    "a dictionary for a record": (
+        {"integration": {"draws": 10}},
+        "integration must be a Integration or None",
+    ),
 }
 
 
@@ -294,7 +313,9 @@ def test_bad_points_are_refused(model, method, points, message):
         getattr(model, method)(points)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((0,), "n_samples"), ((-3,), "n_samples"), ((2.5,), "n_samples")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((0,), "n_samples"), ((-3,), "n_samples"), ((2.5,), "n_samples")]
+)
 def test_a_senseless_number_of_draws_is_refused(model, arguments, message):
     with pytest.raises(ValueError, match=message):
         model.sample(*arguments)
@@ -390,7 +411,9 @@ def test_the_order_of_the_rows_does_not_matter(moons, seed):
 def test_the_order_of_the_columns_does_not_matter(moons):
     first = exact(space="full").fit(moons).score_samples(moons)
     second = exact(space="full").fit(moons[:, ::-1]).score_samples(moons[:, ::-1])
-    np.testing.assert_allclose(first, second, atol=1e-3)  # the grid is the same up to rounding, Newton's end is not
+    np.testing.assert_allclose(
+        first, second, atol=1e-3
+    )  # the grid is the same up to rounding, Newton's end is not
 
 
 @pytest.mark.parametrize(("count", "refine"), [(1, 0), (7, 0), (DRAWS, 0), (DRAWS, 2)])
@@ -566,7 +589,9 @@ def test_f_is_the_log_ratio_of_density_and_base(model, moons):
     standardised = (moons - moons.mean(0)) / moons.std(0)
     base = scipy.stats.multivariate_normal(np.zeros(2), np.cov(standardised.T) + COVARIANCE_FLOOR * np.eye(2))
     log_ratio = model.score_samples(moons) + np.log(moons.std(0)).sum() - base.logpdf(standardised)
-    np.testing.assert_allclose(model.potential(moons) - model.density_.log_partition.value, log_ratio, atol=1e-8)
+    np.testing.assert_allclose(
+        model.potential(moons) - model.density_.log_partition.value, log_ratio, atol=1e-8
+    )
 
 
 def test_the_diagnosis_reads_as_a_verdict_with_numbers(model, tmp_path):

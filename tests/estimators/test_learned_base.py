@@ -28,10 +28,17 @@ def learned() -> ConditionalKernelExpFamily:
 def stacked(learned) -> ConditionalKernelExpFamily:
     """A kernel model and chains in fixed shares, so that everything meets both."""
     kernel = ConditionalKernelExpFamily(
-        condition_lengthscale=1.0, lengthscale=1.0, rkhs_penalty=0.01, base_width=1.0, power=False, random_state=0
+        condition_lengthscale=1.0,
+        lengthscale=1.0,
+        rkhs_penalty=0.01,
+        base_width=1.0,
+        power=False,
+        random_state=0,
     ).fit(*rows_of(0))
     kernel.candidates_ = [Candidate("kernel", 0.4, -1.0, 0.1), Candidate("chain", 0.6, -1.0, 0.1)]
-    kernel.density_ = Stack((kernel.density_, learned.density_), np.array([0.4, 0.6]), learned.density_.scaling)
+    kernel.density_ = Stack(
+        (kernel.density_, learned.density_), np.array([0.4, 0.6]), learned.density_.scaling
+    )
     return kernel
 
 
@@ -72,7 +79,9 @@ class TestConditional:
     def test_given_is_the_density_at_one_condition(self, name, request):
         model, (x, y) = request.getfixturevalue(name), rows_of(1, 4)
         given = model.given(x[0])
-        assert given.score_samples(y) == pytest.approx(model.score_samples(np.tile(x[0], (4, 1)), y), abs=1e-9)
+        assert given.score_samples(y) == pytest.approx(
+            model.score_samples(np.tile(x[0], (4, 1)), y), abs=1e-9
+        )
         assert given.sample(5, random_state=0).shape == (5,)
 
     def test_a_stored_model_says_the_same(self, name, request, tmp_path):
@@ -102,7 +111,10 @@ def test_the_joint_density_is_normalised(joint):
     mean, covariance = data.mean(0), 2.0 * np.cov(data.T)
     points = rng.multivariate_normal(mean, covariance, size=40_000)
     centred = points - mean
-    log_q = -0.5 * np.sum(centred @ np.linalg.inv(covariance) * centred, 1) - 0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+    log_q = (
+        -0.5 * np.sum(centred @ np.linalg.inv(covariance) * centred, 1)
+        - 0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+    )
     weights = np.exp(joint.score_samples(points) - log_q)
     assert abs(weights.mean() - 1.0) < 5.0 * weights.std() / np.sqrt(len(weights))
 
@@ -122,7 +134,9 @@ def test_draws_of_a_bounded_density_stay_inside_and_the_outside_has_no_density()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 1))
     y = np.clip(np.stack([rng.beta(0.7, 2.0, 200), rng.uniform(size=200)], 1), 0.0, 1.0)
-    model = ConditionalKernelExpFamily(base="chain", bounds=(0.0, 1.0), learned=SMALL, random_state=0).fit(x, y)
+    model = ConditionalKernelExpFamily(base="chain", bounds=(0.0, 1.0), learned=SMALL, random_state=0).fit(
+        x, y
+    )
     draws = model.sample(x, 50, random_state=0)
     assert draws.min() >= 0.0
     assert draws.max() <= 1.0
@@ -159,7 +173,9 @@ def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
     assert "mixture" in weights
     assert max(weights, key=weights.get) in ("mixture", "kernel")
     law = next(
-        part for part in (getattr(model.density_, "parts", None) or (model.density_,)) if isinstance(part, LawDensity | Density)
+        part
+        for part in (getattr(model.density_, "parts", None) or (model.density_,))
+        if isinstance(part, LawDensity | Density)
     )
     assert np.isfinite(law.log_density(x)).all()
 
@@ -184,7 +200,9 @@ def test_few_rows_are_left_to_the_kernel():
 def test_links_know_which_columns_have_heavy_tails(tmp_path):
     rows = np.random.default_rng(0).normal(size=(120, 3))
     rows[:, 1] = np.sinh(3.0 * rows[:, 1])
-    model = KernelExpFamily(base="chain", learned=Learned(folds=2, repeats=1, epochs=1), random_state=0).fit(rows)
+    model = KernelExpFamily(base="chain", learned=Learned(folds=2, repeats=1, epochs=1), random_state=0).fit(
+        rows
+    )
     members = model.density_.members
     assert np.array_equal(members.warped, members.order == 1)
     model.save(tmp_path / "model")

@@ -75,7 +75,9 @@ def test_an_array_of_many_rows_goes_the_same_way(streamed, values):
 
 def test_weights_of_rows_reach_the_sums(values):
     weight = np.where(values[:, 0] < 0.0, 3.0, 1.0)
-    model = KernelExpFamily(**SMALL, rows=Rows(in_memory=400)).fit(np.array_split(values, 5), sample_weight=weight)
+    model = KernelExpFamily(**SMALL, rows=Rows(in_memory=400)).fit(
+        np.array_split(values, 5), sample_weight=weight
+    )
     points = model.density_.scaling.to_model(values)
     expected = np.average(model._problem.space.target.matrix(points), axis=0, weights=weight)
     assert np.allclose(model._problem.mean_feature, expected, atol=1e-10)
@@ -107,12 +109,16 @@ def test_a_table_that_is_held_leaves_few_rows_too(values):
 
 def test_targets_are_columns_of_a_file(tmp_path):
     rng = np.random.default_rng(1)
-    table = pandas.DataFrame(rng.normal(size=(900, 2)), columns=["a", "b"]).assign(c=rng.choice(["u", "v"], 900))
+    table = pandas.DataFrame(rng.normal(size=(900, 2)), columns=["a", "b"]).assign(
+        c=rng.choice(["u", "v"], 900)
+    )
     table["y"] = table.a + 0.3 * rng.normal(size=900)
     for place in range(3):
         part = pyarrow.Table.from_pandas(table[place * 300 : (place + 1) * 300], preserve_index=False)
         pyarrow.parquet.write_table(part, tmp_path / f"{place}.parquet")
-    model = ConditionalKernelExpFamily(learned=QUICK, random_state=0, rows=Rows(in_memory=450)).fit(tmp_path, "y")
+    model = ConditionalKernelExpFamily(learned=QUICK, random_state=0, rows=Rows(in_memory=450)).fit(
+        tmp_path, "y"
+    )
     assert model.n_rows_ == 900
     assert list(model.columns_) == ["a", "b", "c"]
     each = model.score_samples(table[["a", "b", "c"]], table.y)
@@ -141,7 +147,9 @@ def test_rare_gaps_are_left_out_of_the_sums(values):
     with pytest.warns(UserWarning, match="1 of 4001 rows have missing cells"):
         model = KernelExpFamily(**SMALL, rows=Rows(in_memory=100)).fit(gaps)
     points = model.density_.scaling.to_model(values)
-    assert np.allclose(model._problem.mean_feature, model._problem.space.target.matrix(points).mean(axis=0), atol=1e-10)
+    assert np.allclose(
+        model._problem.mean_feature, model._problem.space.target.matrix(points).mean(axis=0), atol=1e-10
+    )
 
 
 def test_reading_is_reported(values):

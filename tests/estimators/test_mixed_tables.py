@@ -78,7 +78,9 @@ def test_a_row_with_gaps_is_scored_where_gaps_were_seen_and_integrated_where_not
     rows = table(2).dropna().iloc[:3]
     seen, unseen = rows.assign(share=np.nan), rows.assign(age=np.nan)
     assert np.all(np.isfinite(model.score_samples(seen)))
-    assert np.all(model.score_samples(unseen) > model.score_samples(rows)), "fewer cells, of densities below one"
+    assert np.all(model.score_samples(unseen) > model.score_samples(rows)), (
+        "fewer cells, of densities below one"
+    )
 
 
 def test_cells_outside_the_support_have_no_density(model):
@@ -151,7 +153,9 @@ def test_counts_given_everything_else(counts):
 
 def test_labels_given_numbers_are_predicted():
     frame = table(0).dropna()
-    model = ConditionalKernelExpFamily(learned=SMALL, random_state=0).fit(frame[["age", "paid"]].to_numpy(), frame["kind"])
+    model = ConditionalKernelExpFamily(learned=SMALL, random_state=0).fit(
+        frame[["age", "paid"]].to_numpy(), frame["kind"]
+    )
     predicted = model.predict(frame[["age", "paid"]].to_numpy())
     assert np.mean(predicted == frame["kind"].to_numpy()) > 0.65
     assert model.target_columns_ == {"kind": Category(("u", "v"))}
@@ -165,7 +169,9 @@ def test_gaps_that_inputs_did_not_have_are_named(counts):
         counts.score_samples(frame.assign(kind="x"), np.array([1, 2, 3]))
 
 
-@pytest.mark.parametrize("settings", [{"solver": "exact"}, {"lengthscale": 1.0}, {"base": "gaussian"}, {"bounds": (-1, 99)}])
+@pytest.mark.parametrize(
+    "settings", [{"solver": "exact"}, {"lengthscale": 1.0}, {"base": "gaussian"}, {"bounds": (-1, 99)}]
+)
 def test_what_is_a_kernel_models_is_refused_for_labels_and_gaps(settings):
     with pytest.raises(ValueError, match=r"learned by a chain|bounds are for"):
         KernelExpFamily(**settings).fit(table(0)[["kind", "age"]])
@@ -173,7 +179,9 @@ def test_what_is_a_kernel_models_is_refused_for_labels_and_gaps(settings):
 
 def test_positive_columns_keep_the_kernel_model_and_stay_positive():
     x = np.random.default_rng(0).lognormal(size=(80, 1))
-    model = KernelExpFamily(columns={0: "positive"}, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(x)
+    model = KernelExpFamily(columns={0: "positive"}, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(
+        x
+    )
     assert (model.sample(2000, random_state=0) > 0.0).all()
     grid = np.linspace(1e-6, 60.0, 60_001)
     assert np.trapezoid(np.exp(model.score_samples(grid[:, None])), grid) == pytest.approx(1.0, abs=2e-3)

@@ -31,10 +31,23 @@ GIVEN = {
     "KernelExpFamily": {"base": "gaussian"},
     "LeastSquaresConditional": {"n_centres": ROWS},
 }
-FEW = Search(folds=3, rows=50, conditional_rows=50, penalties=(0.1, 0.01), lengthscales=(0.5, 1.0), rounds=1, widths=(1.0,))
+FEW = Search(
+    folds=3,
+    rows=50,
+    conditional_rows=50,
+    penalties=(0.1, 0.01),
+    lengthscales=(0.5, 1.0),
+    rounds=1,
+    widths=(1.0,),
+)
 SEARCHED = {
     "KernelExpFamily": {"search": FEW, "lengthscale": None},
-    "ConditionalKernelExpFamily": {"search": FEW, "condition_lengthscale": None, "lengthscale": None, "power": None},
+    "ConditionalKernelExpFamily": {
+        "search": FEW,
+        "condition_lengthscale": None,
+        "lengthscale": None,
+        "power": None,
+    },
     "ScoreMatchingExpFamily": {"rkhs_penalty": None},
     "ConditionalScoreMatching": {"rkhs_penalty": None},
     "KernelDensity": {"bandwidth": None},
@@ -50,11 +63,15 @@ CHECKS = [
     "check_sample_weights_not_overwritten",
     "check_all_zero_sample_weights_error",
 ]
-CONDITIONAL = sorted(name for name in SETTINGS if name != "SplineFlow" and getattr(estimators, name).conditional)
+CONDITIONAL = sorted(
+    name for name in SETTINGS if name != "SplineFlow" and getattr(estimators, name).conditional
+)
 
 
 def members(names):
-    return [pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in sorted(names)]
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in sorted(names)
+    ]
 
 
 def made(name, **changes):
@@ -83,7 +100,9 @@ def test_with_settings_given_integer_weights_are_repeated_rows(name, weight):
     rows = rows_for(model)
     repeated = tuple(np.repeat(part, weight, axis=0) for part in rows)
     model.fit(*rows, sample_weight=weight)
-    np.testing.assert_allclose(model.score_samples(*rows), other.fit(*repeated).score_samples(*rows), atol=1e-8)
+    np.testing.assert_allclose(
+        model.score_samples(*rows), other.fit(*repeated).score_samples(*rows), atol=1e-8
+    )
     assert model.score(*rows, sample_weight=weight) == pytest.approx(other.score(*repeated), abs=1e-8)
 
 
@@ -163,7 +182,9 @@ def test_fold_scores_of_weighted_rows_agree_with_fits_to_the_folds(conditional):
     sample = Sample(y, x if conditional else np.zeros((60, 0)), rng.uniform(0.2, 3.0, 60))
     base, penalty = Gaussian.fitted(y, weight=sample.weight), 0.03
     scales = np.array([0.6]), np.full(sample.condition.shape[1], 0.8)
-    space = build_space("gaussian", sample, Centres(y[::4], sample.condition[::4]), scales, Features(target_rank=6))
+    space = build_space(
+        "gaussian", sample, Centres(y[::4], sample.condition[::4]), scales, Features(target_rank=6)
+    )
     problem, nodes = Problem(sample, base, space, penalty, base), grid_nodes(base, y, fineness=0.25)
     out = left_out_rows(sample, 5, 1, seed=0)
     together, expected = Folds(problem, nodes, nodes, out).scores(penalty), np.empty(60)
@@ -205,7 +226,9 @@ def test_importance_weights_lead_to_the_law_they_stand_for(name):
 def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
     x = np.random.default_rng(0).normal(size=(1500, 2))
     brief = Learned(folds=2, repeats=1, epochs=60, patience=10, polish=())
-    model = KernelExpFamily(base="chain", learned=brief, random_state=0).fit(x, sample_weight=np.exp(0.7 * x[:, 0]))
+    model = KernelExpFamily(base="chain", learned=brief, random_state=0).fit(
+        x, sample_weight=np.exp(0.7 * x[:, 0])
+    )
     truth = -0.5 * np.sum((x - [0.7, 0.0]) ** 2, axis=1) - np.log(2.0 * np.pi)
     near = np.sum((x - [0.7, 0.0]) ** 2, axis=1) < 2.0
     assert np.mean(np.abs(model.score_samples(x) - truth)[near]) < 0.15

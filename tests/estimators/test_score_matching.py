@@ -45,7 +45,9 @@ UNCONDITIONAL = kernels.Gaussian(1.0)
 PENALTY, DRAWS = 1e-2, 500
 # A normal base: there is something left for f to do.
 SETTINGS = {"base": "gaussian", "lengthscale": 0.8, "rkhs_penalty": PENALTY, "random_state": 0}
-CHECKED = ScoreMatchingExpFamily(lengthscale=2.0, rkhs_penalty=0.1, n_centres=5, normaliser="importance", random_state=0)
+CHECKED = ScoreMatchingExpFamily(
+    lengthscale=2.0, rkhs_penalty=0.1, n_centres=5, normaliser="importance", random_state=0
+)
 
 
 def plane(count, seed=0):
@@ -88,7 +90,9 @@ def test_the_gram_of_derivatives_is_automatic_differentiation_of_the_kernel():
     found = derivative_gram(KERNEL, xs, zs)
     assert found.shape == (2, 3, 3, 3)
     of_centre = lambda x, z, b: operators(lambda centre: KERNEL(x, centre))(z)[b]
-    slow = jax.jit(lambda x, z: jnp.stack([operators(lambda point, b=b: of_centre(point, z, b))(x) for b in range(3)], 1))
+    slow = jax.jit(
+        lambda x, z: jnp.stack([operators(lambda point, b=b: of_centre(point, z, b))(x) for b in range(3)], 1)
+    )
     for i, m in itertools.product(range(2), range(3)):
         np.testing.assert_allclose(found[i, :, m], slow(xs[i], zs[m]), rtol=1e-6, atol=1e-12)
 
@@ -110,7 +114,9 @@ def test_a_span_gives_arrays_of_the_kind_it_is_given():
     for span in (DerivativeSpan(KERNEL, plane(3)), ValueSpan(KERNEL, plane(9))):
         for compute in (span.features, lambda x, span=span: span.evaluate(weights, x)):
             assert isinstance(compute(points), np.ndarray)
-            np.testing.assert_allclose(jax.jit(lambda x, compute=compute: compute(x))(points), compute(points), rtol=1e-9)
+            np.testing.assert_allclose(
+                jax.jit(lambda x, compute=compute: compute(x))(points), compute(points), rtol=1e-9
+            )
 
 
 @pytest.mark.parametrize("lengthscale", [0.05, 10.0])
@@ -161,7 +167,9 @@ def test_the_full_solution_is_the_slow_one(small):
     weights = full_weights(KERNEL, UNCONDITIONAL, Sample.unconditional(points), scores, PENALTY)
     span, new = DerivativeSpan(KERNEL, points), plane(20, seed=2)
     slow = slow_solution(points, scores, PENALTY)
-    np.testing.assert_allclose(span.evaluate(weights.ravel(), new), span.features(new) @ slow, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        span.evaluate(weights.ravel(), new), span.features(new) @ slow, rtol=1e-6, atol=1e-7
+    )
 
 
 def test_no_nearby_function_has_a_lower_penalised_loss(small):
@@ -206,7 +214,9 @@ def test_chunks_do_not_change_the_solution(small, monkeypatch):
 
 
 def test_derivatives_at_all_points_give_the_full_solution(moons):
-    full, nystrom = (ScoreMatchingExpFamily(variant=v, n_centres=60, **SETTINGS).fit(moons) for v in ("full", "nystrom"))
+    full, nystrom = (
+        ScoreMatchingExpFamily(variant=v, n_centres=60, **SETTINGS).fit(moons) for v in ("full", "nystrom")
+    )
     np.testing.assert_allclose(nystrom.score_samples(moons), full.score_samples(moons), atol=1e-5)
 
 
@@ -236,7 +246,9 @@ def test_the_losses_of_folds_are_fits_without_them(small):
     table = fold_losses(basis, Sample.unconditional(points), scores, folds, penalties)
     for row, fold in zip(table, folds, strict=True):
         weights = basis.quadratic(points[~fold], scores[~fold]).path(penalties)
-        np.testing.assert_allclose(row, basis.quadratic(points[fold], scores[fold]).losses(weights), rtol=1e-6)
+        np.testing.assert_allclose(
+            row, basis.quadratic(points[fold], scores[fold]).losses(weights), rtol=1e-6
+        )
 
 
 def test_equal_rows_share_a_fold():
@@ -250,7 +262,13 @@ def test_equal_rows_share_a_fold():
 
 @pytest.mark.parametrize(
     "means, chosen",
-    [([3.0, 1.0, 0.0], 2), ([3.0, 0.1, 0.0], 1), ([0.1, 3.0, 0.0], 2), ([0.1, 0.1, 0.0], 0), ([0.0, 1.0, 2.0], 0)],
+    [
+        ([3.0, 1.0, 0.0], 2),
+        ([3.0, 0.1, 0.0], 1),
+        ([0.1, 3.0, 0.0], 2),
+        ([0.1, 0.1, 0.0], 0),
+        ([0.0, 1.0, 2.0], 0),
+    ],
 )
 def test_the_one_standard_error_rule_takes_the_first_that_chance_explains(means, chosen):
     # Each excess over the best is its mean plus or minus 1 over four units: its standard error is 1/2.
@@ -270,7 +288,9 @@ def test_the_score_of_a_normal_is_found_where_there_are_data():
     found = jax.vmap(jax.grad(lambda value: tilt.log_unnormalised(value[None], jnp.zeros(0))))(x)
     np.testing.assert_allclose(found, -x, atol=0.05)
     # The closed form of the loss there: E[(0.75 x)^2 / 2 + 0.75 x^2 / 4 - 0.75].
-    assert fitted_losses(tilt, Sample.unconditional(points)).mean() == pytest.approx(0.75**2 / 2 + 0.75 / 4 - 0.75, abs=0.01)
+    assert fitted_losses(tilt, Sample.unconditional(points)).mean() == pytest.approx(
+        0.75**2 / 2 + 0.75 / 4 - 0.75, abs=0.01
+    )
 
 
 # The estimator
@@ -313,9 +333,14 @@ def test_selection_takes_a_trial_that_is_no_worse_than_chance_allows(moons):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mixture_as_base_settles_the_shares_that_the_loss_does_not_see(seed):
-    train, test = (rings().sample(rows, random_state=seed + offset) for rows, offset in ((500, 0), (2000, 100)))
+    train, test = (
+        rings().sample(rows, random_state=seed + offset) for rows, offset in ((500, 0), (2000, 100))
+    )
     settings = {"lengthscale": 0.3, "rkhs_penalty": 0.3, "random_state": 0}
-    scores = {base: ScoreMatchingExpFamily(base=base, **settings).fit(train).score_samples(test) for base in SCORE_BASES}
+    scores = {
+        base: ScoreMatchingExpFamily(base=base, **settings).fit(train).score_samples(test)
+        for base in SCORE_BASES
+    }
     gain = scores["mixture"] - scores["gaussian"]
     assert gain.mean() > 5 * gain.std() / np.sqrt(len(gain))
     assert ScoreMatchingExpFamily().base == "mixture"
@@ -344,7 +369,9 @@ def test_the_diagnosis_reads_as_a_report(model, moons):
     diagnosis = model.diagnose()
     assert isinstance(diagnosis, ScoreMatchingDiagnosis)
     assert diagnosis.verdict == "good"
-    assert diagnosis.loss == pytest.approx(fitted_losses(model.density_.tilt, Sample.unconditional(model._training)).mean())
+    assert diagnosis.loss == pytest.approx(
+        fitted_losses(model.density_.tilt, Sample.unconditional(model._training)).mean()
+    )
     assert "score-matching loss" in str(diagnosis) and "no selection ran" in str(diagnosis)
 
 

@@ -36,16 +36,25 @@ def random_problem(shape, *, nodes=60, features=5, seed=0):
     """Return a small problem whose data mean is one that the nodes can match."""
     rng, (conditions, condition_size, shared) = np.random.default_rng(seed), shape
     node_features = rng.normal(size=(nodes, features))
-    condition_features = np.ones((1, 1)) if shape == UNCONDITIONAL else rng.normal(size=(conditions, condition_size))
-    masses, shares = rng.dirichlet(np.ones(nodes), 1 if shared else conditions), rng.dirichlet(5.0 * np.ones(conditions))
+    condition_features = (
+        np.ones((1, 1)) if shape == UNCONDITIONAL else rng.normal(size=(conditions, condition_size))
+    )
+    masses, shares = (
+        rng.dirichlet(np.ones(nodes), 1 if shared else conditions),
+        rng.dirichlet(5.0 * np.ones(conditions)),
+    )
     tilted = rng.dirichlet(0.3 * np.ones(nodes), conditions)
-    problem = Likelihood(np.zeros(condition_size * features), node_features, np.log(masses), shares, condition_features)
+    problem = Likelihood(
+        np.zeros(condition_size * features), node_features, np.log(masses), shares, condition_features
+    )
     return problem._replace(mean_feature=np.einsum("c,cj,cjr->r", shares, tilted, slow_features(problem)))
 
 
 def slow_features(problem):
     """Return the features of every node under every condition, one outer product at a time, (c, j, a * b)."""
-    products = [[np.outer(phi, psi).ravel() for psi in problem.node_features] for phi in problem.condition_features]
+    products = [
+        [np.outer(phi, psi).ravel() for psi in problem.node_features] for phi in problem.condition_features
+    ]
     return np.array(products)
 
 
@@ -71,7 +80,9 @@ def slow_objective(problem, penalty):
 def slow_information(problem, weights):
     """Return the mean over conditions of the covariance of the features under the tilted nodes."""
     total = 0.0
-    for features, log_weights, share in zip(slow_features(problem), slow_log_weights(problem), problem.shares, strict=True):
+    for features, log_weights, share in zip(
+        slow_features(problem), slow_log_weights(problem), problem.shares, strict=True
+    ):
         masses = np.exp(log_weights + features @ weights)
         total = total + share * np.cov(features.T, aweights=masses / masses.sum(), ddof=0)
     return total
@@ -95,7 +106,9 @@ def numerical_gradient(function, weights, step=1e-5):
 def test_maximise_agrees_with_a_general_optimiser(shape, penalty):
     problem = random_problem(shape)
     optimum, objective = maximise(problem, penalty, zeros(problem)), slow_objective(problem, penalty)
-    other = scipy.optimize.minimize(lambda w: -objective(w), zeros(problem), method="BFGS", options={"gtol": 1e-6})
+    other = scipy.optimize.minimize(
+        lambda w: -objective(w), zeros(problem), method="BFGS", options={"gtol": 1e-6}
+    )
     assert optimum.converged
     assert optimum.value == pytest.approx(-other.fun, abs=1e-7)
     np.testing.assert_allclose(optimum.weights, other.x, atol=1e-3)
@@ -104,7 +117,10 @@ def test_maximise_agrees_with_a_general_optimiser(shape, penalty):
 @every_problem
 def test_the_value_is_the_formula_and_its_gradient_vanishes_at_the_optimum(shape):
     problem = random_problem(shape)
-    optimum, objective = maximise(problem, PENALTY, zeros(problem), tolerance=1e-14), slow_objective(problem, PENALTY)
+    optimum, objective = (
+        maximise(problem, PENALTY, zeros(problem), tolerance=1e-14),
+        slow_objective(problem, PENALTY),
+    )
     assert optimum.value == pytest.approx(objective(optimum.weights), abs=1e-12)
     np.testing.assert_allclose(numerical_gradient(objective, optimum.weights), 0.0, atol=1e-7)
     np.testing.assert_allclose(optimum.log_partitions, log_partitions(problem, optimum.weights), atol=1e-12)
@@ -157,7 +173,9 @@ def test_the_unconditional_likelihood_has_one_condition_that_says_nothing():
     for part, same in zip(short, problem._replace(shares=np.ones(1)), strict=True):
         np.testing.assert_array_equal(part, same)
     weights = random_weights(problem)
-    np.testing.assert_allclose(short.exponents(weights)[0], problem.log_weights[0] + problem.node_features @ weights)
+    np.testing.assert_allclose(
+        short.exponents(weights)[0], problem.log_weights[0] + problem.node_features @ weights
+    )
     np.testing.assert_array_equal(short.coefficients(weights), weights[None])
 
 
@@ -165,7 +183,9 @@ def test_conditions_with_a_feature_each_are_problems_of_their_own():
     # The part of the weights that belongs to a condition maximises its share of the likelihood, with the whole penalty.
     problem = random_problem((3, 3, False))
     means = np.random.default_rng(1).normal(0.0, 0.1, (3, 5))
-    apart = problem._replace(condition_features=np.eye(3), mean_feature=(problem.shares[:, None] * means).ravel())
+    apart = problem._replace(
+        condition_features=np.eye(3), mean_feature=(problem.shares[:, None] * means).ravel()
+    )
     together = maximise(apart, PENALTY, zeros(apart), tolerance=1e-14)
     for c, share in enumerate(problem.shares):
         single = Likelihood.unconditional(means[c], problem.node_features, problem.log_weights[c])
@@ -199,7 +219,9 @@ def test_weights_shared_by_the_conditions_are_the_same_weights_for_each():
 def test_chord_steps_agree_with_newton_s_method(shape, shift):
     problem = random_problem(shape)
     optimum = maximise(problem, PENALTY, zeros(problem), tolerance=1e-14)
-    means = problem.mean_feature + shift * np.random.default_rng(0).normal(size=(4, problem.mean_feature.size))
+    means = problem.mean_feature + shift * np.random.default_rng(0).normal(
+        size=(4, problem.mean_feature.size)
+    )
     stack = problem._replace(mean_feature=means, shares=np.tile(problem.shares, (4, 1)))
     side_by_side = chord(stack, PENALTY, np.tile(optimum.weights, (4, 1)), [optimum.factor] * 4)
     for mean, weights in zip(means, side_by_side, strict=True):
@@ -232,14 +254,18 @@ def test_a_stack_of_problems_has_the_values_and_gradients_of_each(shape):
     for k in range(3):
         alone = problem._replace(mean_feature=means[k], shares=shares[k])
         np.testing.assert_allclose(values[k], slow_objective(alone, PENALTY)(weights[k]), rtol=1e-10)
-        np.testing.assert_allclose(gradients[k], numerical_gradient(slow_objective(alone, PENALTY), weights[k]), atol=1e-7)
+        np.testing.assert_allclose(
+            gradients[k], numerical_gradient(slow_objective(alone, PENALTY), weights[k]), atol=1e-7
+        )
 
 
 def test_probabilities_and_normalisers_come_together():
     exponents = np.random.default_rng(0).normal(0.0, 300.0, (4, 30))
     found = normalised(exponents.copy())
     np.testing.assert_allclose(found.log_partitions, scipy.special.logsumexp(exponents, axis=1), rtol=1e-13)
-    np.testing.assert_allclose(found.probabilities, scipy.special.softmax(exponents, axis=1), rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(
+        found.probabilities, scipy.special.softmax(exponents, axis=1), rtol=1e-9, atol=1e-300
+    )
 
 
 def test_a_problem_beyond_double_precision_ends_with_a_clear_error():

@@ -29,7 +29,9 @@ def task_of(data, lengthscale, penalty=PENALTY, integration=None):
 
 def line_data(count=80, seed=0):
     rng = np.random.default_rng(seed)
-    return np.where(rng.uniform(size=count) < 0.4, rng.normal(-1.5, 0.4, count), rng.normal(1.0, 0.6, count))[:, None]
+    return np.where(rng.uniform(size=count) < 0.4, rng.normal(-1.5, 0.4, count), rng.normal(1.0, 0.6, count))[
+        :, None
+    ]
 
 
 def plane_data():
@@ -88,7 +90,9 @@ def test_the_solution_does_not_depend_on_the_key_or_the_order_of_the_rows():
 
 def test_a_grid_that_misses_the_structure_is_called_too_coarse():
     grids = Integration(cells=(24,), tail_cells=(2,), conditional_cells=()), Integration()
-    coarse, fine = (Convex().solve(task_of(line_data(), 0.08, integration=grid), key=jr.key(0)) for grid in grids)
+    coarse, fine = (
+        Convex().solve(task_of(line_data(), 0.08, integration=grid), key=jr.key(0)) for grid in grids
+    )
     assert coarse.status is Status.GRID_TOO_COARSE
     assert fine.status is Status.CONVERGED
     assert fine.facts["integral_error"] < 1e-3 < coarse.facts["integral_error"]
@@ -136,7 +140,9 @@ def test_a_density_is_its_base_where_draws_cannot_bear_out_anything_else():
 def test_where_f_is_zero_the_sampler_is_the_base(integration):
     data = line_data()
     task = task_of(data, 0.5, np.inf, integration)
-    sampler = best_sampler(task, task.tilt(np.zeros(task.space.size)), task.nodes(key=jr.key(0)), Distillation(), key=jr.key(0))
+    sampler = best_sampler(
+        task, task.tilt(np.zeros(task.space.size)), task.nodes(key=jr.key(0)), Distillation(), key=jr.key(0)
+    )
     assert sampler.reference is task.base
 
 

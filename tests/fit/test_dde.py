@@ -28,7 +28,9 @@ def exact(moons):
 
 @pytest.fixture(scope="module")
 def warm(moons):
-    return KernelExpFamily(solver=DDE(saddle=SMALL, steps=10, warm_start=True, polish=True), **SETTINGS).fit(moons)
+    return KernelExpFamily(solver=DDE(saddle=SMALL, steps=10, warm_start=True, polish=True), **SETTINGS).fit(
+        moons
+    )
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,9 @@ def test_a_negative_number_of_steps_is_refused():
         DDE(steps=-1)
 
 
-@pytest.mark.parametrize("name", ["transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"])
+@pytest.mark.parametrize(
+    "name", ["transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"]
+)
 def test_sizes_of_the_saddle_search_are_at_least_one(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         DoublyDual(**{name: 0})
@@ -166,7 +170,14 @@ class Hot(DoublyDual):
         return new, health._replace(sampler_gap=jnp.where(self.f_rate > 0.05, jnp.nan, health.sampler_gap))
 
 
-SIZES = {"width": 8, "transport_depth": 1, "nu_depth": 1, "batch_size": 32, "transport_updates": 1, "nu_updates": 1}
+SIZES = {
+    "width": 8,
+    "transport_depth": 1,
+    "nu_depth": 1,
+    "batch_size": 32,
+    "transport_updates": 1,
+    "nu_updates": 1,
+}
 
 
 @pytest.mark.parametrize(("rate", "status"), [(0.3, Status.RAN_ALL_STEPS), (3.0, Status.DIVERGED)])
@@ -182,7 +193,9 @@ def test_a_run_says_where_it_stands(moons):
     model = KernelExpFamily(solver=DDE(saddle=SMALL, steps=10), **SETTINGS).fit(moons)
     facts = model.solution_.facts
     assert set(Standing._fields) <= set(facts)
-    assert model.solution_.status is Status.RAN_ALL_STEPS  # ten steps from the cold are far from the optimum, and it says so
+    assert (
+        model.solution_.status is Status.RAN_ALL_STEPS
+    )  # ten steps from the cold are far from the optimum, and it says so
     assert facts["shortfall"] > 0.1
 
 

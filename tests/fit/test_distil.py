@@ -15,14 +15,25 @@ from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace
 
 QUICK = Distillation(
-    components=8, draws=3000, candidates=8000, network_components=4, width=16, depth=1, steps=400, conditions=256
+    components=8,
+    draws=3000,
+    candidates=8000,
+    network_components=4,
+    width=16,
+    depth=1,
+    steps=400,
+    conditions=256,
 )
 
 
 def problem(conditional: bool) -> Problem:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1.5, 1.5, (60, int(conditional)))
-    y = np.where(rng.uniform(size=60) < 0.5, -1.0, 1.0)[:, None] + 0.4 * rng.normal(size=(60, 1)) + 0.5 * x.sum(1)[:, None]
+    y = (
+        np.where(rng.uniform(size=60) < 0.5, -1.0, 1.0)[:, None]
+        + 0.4 * rng.normal(size=(60, 1))
+        + 0.5 * x.sum(1)[:, None]
+    )
     sample, base, kernel = Sample(y, x), Gaussian.fitted(y, width=1.2), kernels.Gaussian(0.8)
     centres = sample.rows(np.arange(0, 60, 4))
     return Problem(sample, base, FeatureSpace.of_kernels(kernel, kernel, centres), 1e-2, base)
@@ -77,7 +88,9 @@ def test_a_distilled_network_is_near_its_density_under_every_condition():
 def test_draws_under_conditions_follow_the_density():
     task = problem(True)
     weights = random_weights(task)
-    draws = conditional_draws(task, weights, Distillation(conditions=400, draws_per_condition=50), key=jr.key(0))
+    draws = conditional_draws(
+        task, weights, Distillation(conditions=400, draws_per_condition=50), key=jr.key(0)
+    )
     assert draws.target.shape == (20_000, 1)
     points, width = midpoint_grid([-9.0], [9.0], 1500)
     for row in (0, 399):

@@ -46,7 +46,9 @@ def test_held_out_rows_are_those_that_a_member_did_not_see(ensemble):
     rows = np.isfinite(ensemble.held_out)
     assert rows.sum() == 2 * int(SMALL.held_out * 600)
     part = heteroscedastic(0).rows(rows)
-    each = np.stack([ensemble.chain.member(k).log_densities(part.target, part.condition, cells=288)[:, 0] for k in (0, 1)])
+    each = np.stack(
+        [ensemble.chain.member(k).log_densities(part.target, part.condition, cells=288)[:, 0] for k in (0, 1)]
+    )
     assert np.abs(each - ensemble.held_out[rows]).min(axis=0).max() < 1e-9
 
 
@@ -69,7 +71,15 @@ def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
     other = Learned(
         **(
             vars(SMALL)
-            | {"rate": 3e-3, "decay": 0.0, "rkhs_penalty": 0.1, "dropout": 0.2, "average": 0.5, "patience": 1, "epochs": 10}
+            | {
+                "rate": 3e-3,
+                "decay": 0.0,
+                "rkhs_penalty": 0.1,
+                "dropout": 0.2,
+                "average": 0.5,
+                "patience": 1,
+                "epochs": 10,
+            }
         )
     )
     moved = learned(heteroscedastic(0), other)
@@ -107,7 +117,8 @@ def test_it_resumes_from_a_checkpoint_as_if_nothing_had_happened(ensemble, tmp_p
 def test_orders_of_columns_differ_between_members():
     rng = np.random.default_rng(0)
     ensemble = learned(
-        Sample.unconditional(rng.normal(size=(120, 6))), Learned(folds=3, repeats=2, width=8, epochs=2, cells=32, polish=())
+        Sample.unconditional(rng.normal(size=(120, 6))),
+        Learned(folds=3, repeats=2, width=8, epochs=2, cells=32, polish=()),
     )
     assert len({tuple(order) for order in ensemble.chain.order}) > 1
     assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)
@@ -131,7 +142,9 @@ def test_many_rows_need_fewer_parts(rows, parts):
     assert Learned().parts(rows) == parts
 
 
-@pytest.mark.parametrize("wrong", [{"folds": 1}, {"held_out": 0.9}, {"epochs": 0}, {"width": 0}, {"rate": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"folds": 1}, {"held_out": 0.9}, {"epochs": 0}, {"width": 0}, {"rate": -1.0}]
+)
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         Learned(**wrong)

@@ -16,7 +16,14 @@ from kexpfam.model import kernels
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.storage import Checkpoint, StorageError
 
-SMALL = {"width": 8, "transport_depth": 1, "nu_depth": 1, "batch_size": 32, "transport_updates": 2, "nu_updates": 2}
+SMALL = {
+    "width": 8,
+    "transport_depth": 1,
+    "nu_depth": 1,
+    "batch_size": 32,
+    "transport_updates": 2,
+    "nu_updates": 2,
+}
 CHUNK = 5
 
 
@@ -34,7 +41,16 @@ def start(problem, solver):
 
 
 def go(problem, solver, *, steps, **options):
-    return run(problem, solver, start(problem, solver), steps=steps, key=jr.key(1), chunk=CHUNK, stage="test", **options)
+    return run(
+        problem,
+        solver,
+        start(problem, solver),
+        steps=steps,
+        key=jr.key(1),
+        chunk=CHUNK,
+        stage="test",
+        **options,
+    )
 
 
 def same(first, second) -> bool:
@@ -68,7 +84,8 @@ def test_the_same_key_gives_the_same_run_and_another_key_another(problem):
     solver = DoublyDual(**SMALL)
     state = start(problem, solver)
     first, second, third = (
-        run(problem, solver, state, steps=10, key=jr.key(seed), chunk=CHUNK, stage="test").state for seed in (1, 1, 2)
+        run(problem, solver, state, steps=10, key=jr.key(seed), chunk=CHUNK, stage="test").state
+        for seed in (1, 1, 2)
     )
     assert same(first, second)
     assert not same(first, third)
@@ -182,7 +199,9 @@ def test_another_rate_or_penalty_or_number_of_steps_does_not_recompile(problem):
     first = go(problem, Counting(**SMALL), steps=5)
     compiled = len(TRACES)
     assert compiled >= 1
-    second = go(problem, Counting(f_rate=0.3, nu_rate=2e-3, transport_rate=3e-4, horizon=50.0, **SMALL), steps=10)
+    second = go(
+        problem, Counting(f_rate=0.3, nu_rate=2e-3, transport_rate=3e-4, horizon=50.0, **SMALL), steps=10
+    )
     heavier = eqx.tree_at(lambda p: p.rkhs_penalty, problem, jnp.asarray(0.5))
     go(heavier, Counting(**SMALL), steps=5)
     assert len(TRACES) == compiled

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 
 from kexpfam.data.sample import Sample
-from kexpfam.fit.natural import METRIC_DRAWS, MOST_GROUPS, MOST_ROWS, Groups, Metric, f_gradient, group_rows, lagged
+from kexpfam.fit.natural import (
+    METRIC_DRAWS,
+    MOST_GROUPS,
+    MOST_ROWS,
+    Groups,
+    Metric,
+    f_gradient,
+    group_rows,
+    lagged,
+)
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
@@ -24,7 +33,9 @@ def space(condition_dim=0):
     return FeatureSpace.of_kernels(kernel, kernel, Sample(targets, conditions))
 
 
-@pytest.mark.parametrize(("rows", "condition_dim"), [(50, 0), (MOST_ROWS + 10, 0), (50, 2), (MOST_GROUPS + 10, 2)])
+@pytest.mark.parametrize(
+    ("rows", "condition_dim"), [(50, 0), (MOST_ROWS + 10, 0), (50, 2), (MOST_GROUPS + 10, 2)]
+)
 def test_rows_are_grouped_by_condition(rows, condition_dim):
     data = sample(rows, condition_dim)
     groups = group_rows(data, key=jr.key(0))
@@ -89,10 +100,14 @@ def test_the_metric_is_the_mean_of_two_second_moments():
     around = of_data - of_draws.mean(0)
     expected = 0.5 * (np.cov(of_draws.T) + around.T @ around / METRIC_DRAWS)
     np.testing.assert_allclose(metric.moment, expected, atol=1e-12)
-    np.testing.assert_allclose(metric.factor @ metric.factor.T, expected + 0.1 * np.eye(functions.size), atol=1e-12)
+    np.testing.assert_allclose(
+        metric.factor @ metric.factor.T, expected + 0.1 * np.eye(functions.size), atol=1e-12
+    )
     gradient = jnp.arange(1.0, functions.size + 1)
     direction, length = metric.solved(gradient)
-    np.testing.assert_allclose(direction, np.linalg.solve(expected + 0.1 * np.eye(functions.size), gradient), rtol=1e-5)
+    np.testing.assert_allclose(
+        direction, np.linalg.solve(expected + 0.1 * np.eye(functions.size), gradient), rtol=1e-5
+    )
     assert float(length) == pytest.approx(float(jnp.sqrt(gradient @ direction)), rel=1e-5)
 
 

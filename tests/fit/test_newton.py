@@ -50,7 +50,11 @@ def test_a_way_of_its_own_to_move():
     p = np.array([0.2, 0.5, 0.3])
     normalised = lambda logs, step: logs + step - np.logaddexp.reduce(logs + step)
     value = lambda logs: (float(p @ logs), None)
-    direction = lambda logs, state: (p / np.exp(logs) - 1.0, float(np.sum((p - np.exp(logs)) ** 2 / np.exp(logs))), None)
+    direction = lambda logs, state: (
+        p / np.exp(logs) - 1.0,
+        float(np.sum((p - np.exp(logs)) ** 2 / np.exp(logs))),
+        None,
+    )
     found = climb(np.log(np.full(3, 1 / 3)), value, direction, move=normalised, tolerance=1e-16, most=100)
     np.testing.assert_allclose(np.exp(found.point), p, atol=1e-6)
 

@@ -44,7 +44,9 @@ def test_no_weights_are_better_than_the_bound_allows(penalty):
     """Wherever one starts from, what is found is within the sum of both bounds."""
     (link,) = links(drawn().member(0), skewed(0, 60), CELLS)
     rng, shape = np.random.default_rng(2), (link.units.shape[1], link.features.shape[1])
-    (zero, near), (far, other) = (link.improved(start, penalty) for start in (np.zeros(shape), rng.normal(size=shape)))
+    (zero, near), (far, other) = (
+        link.improved(start, penalty) for start in (np.zeros(shape), rng.normal(size=shape))
+    )
     difference = link.cost(zero.ravel(), penalty)[0] - link.cost(far.ravel(), penalty)[0]
     assert max(near, other) < 1e-4
     assert -other <= difference <= near
@@ -81,7 +83,8 @@ def test_a_fit_says_whether_it_was_polished():
     settings = Learned(folds=2, repeats=1, width=8, epochs=2, cells=64)
     with double_precision():
         plain, better = (
-            learn(skewed(0, 200), one, key=jr.key(0)) for one in (Learned(**{**vars(settings), "polish": ()}), settings)
+            learn(skewed(0, 200), one, key=jr.key(0))
+            for one in (Learned(**{**vars(settings), "polish": ()}), settings)
         )
     assert plain.polish is None and better.polish is not None
     assert np.nanmean(better.held_out) > np.nanmean(plain.held_out)

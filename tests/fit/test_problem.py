@@ -42,7 +42,11 @@ def random_space(sample):
     return FeatureSpace(condition, RandomFeatures.draw(kernels.Gaussian(0.9), 1, count=4, key=keys[1]))
 
 
-SAMPLES = {"shared conditions": shared_conditions, "conditions of their own": own_conditions, "no conditions": no_conditions}
+SAMPLES = {
+    "shared conditions": shared_conditions,
+    "conditions of their own": own_conditions,
+    "no conditions": no_conditions,
+}
 SPACES = {"kernels": kernel_space, "random features": random_space}
 
 
@@ -65,7 +69,10 @@ def slow_objective(task, nodes, weights):
     """Return the penalised mean log likelihood of f, one row of the sample after the other."""
     total = 0.0
     for y, x in zip(np.asarray(task.sample.target), np.asarray(task.sample.condition), strict=True):
-        values = task.space.matrix(np.concatenate([y[None], nodes.points]), np.tile(x, (len(nodes.points) + 1, 1))) @ weights
+        values = (
+            task.space.matrix(np.concatenate([y[None], nodes.points]), np.tile(x, (len(nodes.points) + 1, 1)))
+            @ weights
+        )
         total += values[0] - np.log(np.sum(np.exp(nodes.log_weights + values[1:])))
     return total / len(task.sample) - 0.5 * task.rkhs_penalty * weights @ weights
 
@@ -93,8 +100,13 @@ def test_a_sample_without_conditions_has_one_empty_condition():
 
 def test_the_share_of_a_condition_is_that_of_its_rows():
     conditions = distinct_conditions(Sample(jnp.zeros((7, 1)), jnp.asarray(SHARED)))
-    shares = {tuple(value): share for value, share in zip(conditions.values.tolist(), conditions.shares, strict=True)}
-    assert shares == pytest.approx({(1.0, 0.5): 3 / 7, (-1.0, 0.5): 2 / 7, (1.0, -0.2): 1 / 7, (0.0, 0.0): 1 / 7})
+    shares = {
+        tuple(value): share
+        for value, share in zip(conditions.values.tolist(), conditions.shares, strict=True)
+    }
+    assert shares == pytest.approx(
+        {(1.0, 0.5): 3 / 7, (-1.0, 0.5): 2 / 7, (1.0, -0.2): 1 / 7, (0.0, 0.0): 1 / 7}
+    )
 
 
 def test_totals_are_the_sums_over_the_rows_of_each_condition(sample):

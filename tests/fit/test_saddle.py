@@ -10,7 +10,16 @@ from oracles import linear_space, log_ratio, normal, normal_divergence, normal_q
 
 from kexpfam.data.sample import Sample
 from kexpfam.fit import convex
-from kexpfam.fit.saddle import Batch, Point, SaddleProblem, anchor, carry, draw_batch, evaluate_nu, saddle_terms
+from kexpfam.fit.saddle import (
+    Batch,
+    Point,
+    SaddleProblem,
+    anchor,
+    carry,
+    draw_batch,
+    evaluate_nu,
+    saddle_terms,
+)
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import Box
 from kexpfam.model.networks import AbstractTransport, Identity, Network, Residual
@@ -30,7 +39,9 @@ class Affine(AbstractTransport):
 
 
 def network(inputs, outputs, *, zero_initialised, seed=0):
-    return Network.draw(inputs, outputs, width=8, depth=2, zero_initialised=zero_initialised, key=jr.key(seed))
+    return Network.draw(
+        inputs, outputs, width=8, depth=2, zero_initialised=zero_initialised, key=jr.key(seed)
+    )
 
 
 def anchored_normal(mean, *, space=None, penalty=PENALTY, inverse_temperature=1.0, anchored=True):
@@ -42,18 +53,26 @@ def anchored_normal(mean, *, space=None, penalty=PENALTY, inverse_temperature=1.
 
 
 def kernel_space():
-    return FeatureSpace.of_kernels(Gaussian(0.8), Gaussian(0.8), Sample.unconditional(np.linspace(-2.0, 3.0, 7)[:, None]))
+    return FeatureSpace.of_kernels(
+        Gaussian(0.8), Gaussian(0.8), Sample.unconditional(np.linspace(-2.0, 3.0, 7)[:, None])
+    )
 
 
 def at_anchor(problem, transport=None):
     """Return f = 0 and nu = its anchor, with noise as it is unless there is a transport."""
-    return Point(jnp.zeros(problem.space.size), network(1, "scalar", zero_initialised=True), transport or Identity())
+    return Point(
+        jnp.zeros(problem.space.size), network(1, "scalar", zero_initialised=True), transport or Identity()
+    )
 
 
 def moving_point(problem):
     """Return a point at which no player is at rest."""
     weights = 0.3 * jr.normal(jr.key(5), (problem.space.size,))
-    return Point(weights, network(1, "scalar", zero_initialised=False), Residual(network(1, 1, zero_initialised=False, seed=1)))
+    return Point(
+        weights,
+        network(1, "scalar", zero_initialised=False),
+        Residual(network(1, 1, zero_initialised=False, seed=1)),
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -122,7 +141,9 @@ def test_each_player_moves_the_value_its_own_way(player, climbs):
     gradient = eqx.filter_grad(value)(part(point))
     # The transport's own direction is the other way.
     step = (1e-2 if climbs else -1e-2) / float(norm(gradient))
-    moved = eqx.apply_updates(part(point), jax.tree.map(lambda leaf: (step * leaf).astype(leaf.dtype), gradient))
+    moved = eqx.apply_updates(
+        part(point), jax.tree.map(lambda leaf: (step * leaf).astype(leaf.dtype), gradient)
+    )
     assert (float(value(moved)) > float(value(part(point)))) == climbs
 
 
@@ -174,7 +195,9 @@ def test_the_gradient_of_the_maximum_over_f_is_the_partial_one_for_a_network():
         moved = eqx.tree_at(lambda p: (p.transport, p.f_weights), point, (transport, weights))
         return saddle_terms(moved, problem, batch).value
 
-    through = eqx.filter_grad(lambda transport: saddle(transport, best_f(problem, transport, batch)))(point.transport)
+    through = eqx.filter_grad(lambda transport: saddle(transport, best_f(problem, transport, batch)))(
+        point.transport
+    )
     fixed = best_f(problem, point.transport, batch)
     partial = eqx.filter_grad(lambda transport: saddle(transport, fixed))(point.transport)
     for total, part in zip(jax.tree.leaves(through), jax.tree.leaves(partial), strict=True):
@@ -200,7 +223,9 @@ def test_primal_and_dual_agree_on_a_finite_domain(penalty):
         slope = -features @ residual / penalty + log_q_over_base + 1.0
         return residual @ residual / (2 * penalty) + q @ log_q_over_base, q * (slope - q @ slope)
 
-    result = scipy.optimize.minimize(dual, np.log(base), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
+    result = scipy.optimize.minimize(
+        dual, np.log(base), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000}
+    )
     assert result.fun == pytest.approx(primal.value, abs=1e-6)
     # The minimiser is the density of the maximiser.
     tilted = scipy.special.softmax(np.log(base) + features @ primal.weights)

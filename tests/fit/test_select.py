@@ -26,7 +26,13 @@ from kexpfam.model.spaces import FeatureSpace
 
 ROWS = 80
 # Everything but the axis under test, so that a search is a handful of trials.
-FIXED = {"power": False, "condition_lengthscale": 1.0, "lengthscale": 1.0, "base_width": 1.0, "rkhs_penalty": 1e-2}
+FIXED = {
+    "power": False,
+    "condition_lengthscale": 1.0,
+    "lengthscale": 1.0,
+    "base_width": 1.0,
+    "rkhs_penalty": 1e-2,
+}
 GIVEN = {"lengthscale": 0.7, "rkhs_penalty": 3e-3}
 
 
@@ -46,7 +52,10 @@ def unconditional(data) -> dict[bool, Scaled]:
 
 def scaled(x, y, powers=(False,)) -> dict[bool, Scaled]:
     condition = (x - x.mean(0)) / x.std(0)
-    return {power: Scaled.of(Scaling.standardising(y[:, None], power=power), y[:, None], condition) for power in powers}
+    return {
+        power: Scaled.of(Scaling.standardising(y[:, None], power=power), y[:, None], condition)
+        for power in powers
+    }
 
 
 def curve(rows=ROWS, seed=0):
@@ -161,7 +170,9 @@ def test_trials_are_on_the_lattice(parts, selection):
     options, unit = Search(), median_distance(parts[False].sample.condition)
     penalties = np.outer(options.penalties, [1.0, np.sqrt(10.0), 1.0 / np.sqrt(10.0)])
     for trial in selection.trials:
-        assert np.isclose(trial.settings.condition_lengthscale[0] / unit, options.condition_lengthscales).any()
+        assert np.isclose(
+            trial.settings.condition_lengthscale[0] / unit, options.condition_lengthscales
+        ).any()
         assert np.isclose(trial.settings.lengthscale, options.lengthscales).any()
         assert np.isclose(trial.settings.rkhs_penalty, penalties).any()
         assert np.isfinite(trial.score)
@@ -250,7 +261,9 @@ def test_an_input_that_says_nothing_gets_a_longer_length_scale():
 def test_a_given_length_scale_per_input_is_kept():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, 2))
-    found = searched(scaled(x, x[:, 0] + rng.normal(size=ROWS)), condition_lengthscale=[0.5, 4.0], rkhs_penalty=None)
+    found = searched(
+        scaled(x, x[:, 0] + rng.normal(size=ROWS)), condition_lengthscale=[0.5, 4.0], rkhs_penalty=None
+    )
     np.testing.assert_allclose(found.settings.condition_lengthscale, [0.5, 4.0], rtol=1e-12)
 
 
@@ -259,7 +272,9 @@ def test_a_wavy_curve_gets_a_shorter_length_scale_than_a_straight_line():
     x = rng.uniform(-2.0, 2.0, (120, 1))
     noise = 0.3 * rng.normal(size=120)
     wavy, straight = (
-        searched(scaled(x, f + noise), condition_lengthscale=None, rkhs_penalty=None).settings.condition_lengthscale[0]
+        searched(
+            scaled(x, f + noise), condition_lengthscale=None, rkhs_penalty=None
+        ).settings.condition_lengthscale[0]
         for f in (np.sin(5.0 * x[:, 0]), 0.7 * x[:, 0])
     )
     assert wavy < 0.7 * straight
@@ -285,14 +300,18 @@ def test_an_interruption_while_inputs_are_told_apart_keeps_the_walk():
     x = rng.uniform(-2.0, 2.0, (ROWS, 2))
     parts = scaled(x, np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=ROWS))
     # No input gains so much that it gets a length scale of its own.
-    walked = searched(parts, condition_lengthscale=None, options=Search(relevance_gain=np.inf, relevance_factors=(1.0,)))
+    walked = searched(
+        parts, condition_lengthscale=None, options=Search(relevance_gain=np.inf, relevance_factors=(1.0,))
+    )
 
     def impatient(report):
         if report.step > len(walked.trials) - 3:
             raise KeyboardInterrupt
 
     interrupted = searched(parts, condition_lengthscale=None, report=impatient)
-    np.testing.assert_allclose(interrupted.settings.condition_lengthscale, walked.settings.condition_lengthscale)
+    np.testing.assert_allclose(
+        interrupted.settings.condition_lengthscale, walked.settings.condition_lengthscale
+    )
 
 
 def test_the_listener_hears_the_number_of_trials_and_the_best_score(parts):
@@ -306,7 +325,9 @@ def test_the_listener_hears_the_number_of_trials_and_the_best_score(parts):
 @pytest.mark.parametrize("which", ["plane", "parts"])
 def test_the_same_seed_makes_the_same_choice(which, request):
     rows = request.getfixturevalue(which)
-    scores = [[trial.score for trial in searched(rows, rkhs_penalty=None, seed=seed).trials] for seed in (0, 0, 1)]
+    scores = [
+        [trial.score for trial in searched(rows, rkhs_penalty=None, seed=seed).trials] for seed in (0, 0, 1)
+    ]
     assert scores[1] == scores[0]
     assert scores[2] != scores[0]
 
@@ -336,7 +357,10 @@ def fold_problem(kind: str) -> Problem:
 def test_fold_scores_agree_with_fits_to_the_folds(kind, penalty):
     problem = fold_problem(kind)
     sample, space = problem.sample, problem.space
-    nodes, out = grid_nodes(problem.base, sample.target, fineness=0.25), left_out_rows(problem.sample, 10, 1, seed=0)
+    nodes, out = (
+        grid_nodes(problem.base, sample.target, fineness=0.25),
+        left_out_rows(problem.sample, 10, 1, seed=0),
+    )
     together = Folds(problem, nodes, nodes, out).scores(penalty)
     expected = np.empty(len(sample))
     for left in out:
@@ -376,7 +400,9 @@ def test_a_space_has_no_more_features_than_asked_for():
         (Sample(rng.normal(size=(50, 1)), rng.normal(size=(50, 2))), (7, 4)),
         (Sample.unconditional(rng.normal(size=(50, 1))), (1, 5)),
     ):
-        space = build_space("gaussian", sample, centre_rows(sample, features, seed=0), settings.lengthscales, features)
+        space = build_space(
+            "gaussian", sample, centre_rows(sample, features, seed=0), settings.lengthscales, features
+        )
         assert (space.condition.size, space.target.size) == sizes
         np.testing.assert_array_equal(space.target.kernel.lengthscale, [0.5])
 
@@ -432,7 +458,10 @@ def test_an_unknown_base_is_named_with_the_known_ones():
 
 def test_a_fitted_base_gains_its_parameters_over_the_rows():
     # A normal in 8 dimensions has 44 parameters: fitted to 80 rows it gains about 44 / 80 nats on those rows over others.
-    gaps = [optimism("gaussian", np.random.default_rng(seed).normal(size=(100, 8)), seed=seed) for seed in range(20)]
+    gaps = [
+        optimism("gaussian", np.random.default_rng(seed).normal(size=(100, 8)), seed=seed)
+        for seed in range(20)
+    ]
     assert np.mean(gaps) == pytest.approx(44 / 80, abs=5 * np.std(gaps) / np.sqrt(20))
 
 

@@ -21,8 +21,12 @@ PENALTY = 0.01
 def problem():
     with double_precision():
         data = Sample.unconditional(np.random.default_rng(0).normal(0.6, 0.8, (400, 1)))
-        space = FeatureSpace.of_kernels(Gaussian(1.0), Gaussian(1.0), Sample.unconditional(np.linspace(-2.0, 2.5, 5)[:, None]))
-        return SaddleProblem(data, normal(), space, normal(), jnp.asarray(PENALTY), jnp.asarray(1.0), anchored=True)
+        space = FeatureSpace.of_kernels(
+            Gaussian(1.0), Gaussian(1.0), Sample.unconditional(np.linspace(-2.0, 2.5, 5)[:, None])
+        )
+        return SaddleProblem(
+            data, normal(), space, normal(), jnp.asarray(PENALTY), jnp.asarray(1.0), anchored=True
+        )
 
 
 def likelihood(problem, weights):
@@ -36,7 +40,9 @@ def likelihood(problem, weights):
 
 @pytest.fixture(scope="module")
 def optimum(problem):
-    return scipy.optimize.minimize(lambda w: -likelihood(problem, w), np.zeros(problem.space.size), tol=1e-10).x
+    return scipy.optimize.minimize(
+        lambda w: -likelihood(problem, w), np.zeros(problem.space.size), tol=1e-10
+    ).x
 
 
 class NoLag:
@@ -53,7 +59,9 @@ def measured(problem, weights, seed):
         groups = group_rows(problem.sample, key=key)
         moved = problem.reference.sample(groups.draws, key=key)
         tilted = jnp.exp(problem.space.evaluate(point.f_weights, moved, groups.draw_conditions))
-        metric = Metric.start(problem.space.size).refreshed(problem.space, groups, moved, tilted / tilted.sum(), PENALTY)
+        metric = Metric.start(problem.space.size).refreshed(
+            problem.space, groups, moved, tilted / tilted.sum(), PENALTY
+        )
     return standing(problem, point, metric, key=jr.key(100 + seed))
 
 

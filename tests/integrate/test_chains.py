@@ -38,7 +38,9 @@ def test_jumps_and_moves_leave_the_density_invariant(seed):
 def test_jumps_bring_a_wrong_start_to_the_density():
     proposal = normal(1.0)
     step = lambda positions, key: (jump(TILT, proposal, positions, key), None)
-    positions, _ = jax.jit(lambda keys: jax.lax.scan(step, jnp.full((COUNT, 1), -3.0), keys))(jr.split(jr.key(0), 25))
+    positions, _ = jax.jit(lambda keys: jax.lax.scan(step, jnp.full((COUNT, 1), -3.0), keys))(
+        jr.split(jr.key(0), 25)
+    )
     check_moments(positions)
 
 

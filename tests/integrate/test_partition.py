@@ -2,7 +2,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from oracles import midpoint_grid, normal, tilted_normal, tilted_normal_log_density, tilted_normal_log_partition
+from oracles import (
+    midpoint_grid,
+    normal,
+    tilted_normal,
+    tilted_normal_log_density,
+    tilted_normal_log_partition,
+)
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -10,7 +16,14 @@ from kexpfam.datasets import two_moons
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.integrate import partition
 from kexpfam.integrate.nodes import Integration
-from kexpfam.integrate.partition import METHODS, by_importance, by_quadrature, by_smc, log_mean_exp, log_partition
+from kexpfam.integrate.partition import (
+    METHODS,
+    by_importance,
+    by_quadrature,
+    by_smc,
+    log_mean_exp,
+    log_partition,
+)
 from kexpfam.model import kernels
 from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
 from kexpfam.model.measures import Gaussian
@@ -73,7 +86,9 @@ def test_every_method_finds_the_same_normaliser(method):
 
 
 def test_quadrature_of_many_dimensions_is_refused_with_the_way_out():
-    space = FeatureSpace.of_kernels(kernels.Gaussian(1.0), kernels.Gaussian(1.0), Sample.unconditional(np.eye(4)))
+    space = FeatureSpace.of_kernels(
+        kernels.Gaussian(1.0), kernels.Gaussian(1.0), Sample.unconditional(np.eye(4))
+    )
     tilt = Tilt(space, jnp.zeros(space.size), Gaussian(jnp.zeros(4), jnp.eye(4)))
     with pytest.raises(ValueError, match=r"at most 3 dimensions; use 'importance' or 'smc'"):
         log_partition(tilt, tilt.base, np.tile(DATA, (1, 4)), method="quadrature", key=jr.key(0))

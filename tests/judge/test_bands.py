@@ -15,7 +15,9 @@ FRESH = 4000
 
 @pytest.mark.parametrize(("rows", "bins", "cumulative"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
-def test_the_counts_of_a_calibrated_model_stay_within_with_the_stated_probability(rows, bins, cumulative, coverage):
+def test_the_counts_of_a_calibrated_model_stay_within_with_the_stated_probability(
+    rows, bins, cumulative, coverage
+):
     shares = np.full(bins, 1.0 / bins)
     low, high = simultaneous_limits(rows, shares, cumulative=cumulative, coverage=coverage)
     values = np.random.default_rng(7).uniform(size=(FRESH, rows))

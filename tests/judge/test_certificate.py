@@ -74,7 +74,9 @@ def test_the_dual_on_draws_has_the_value_of_the_dual_on_a_grid(task, problem, op
         tilt = task.tilt(scale * optimum.weights)
         log_partition = by_quadrature(tilt, np.asarray(task.sample.target))
         exact = grid_dual(problem, tilt, primal_value(problem, PENALTY, tilt, log_partition))
-        drawn = likelihood(task, importance_nodes(task.base, sampler_at(task).reference, 4000, key=jr.key(seed)))
+        drawn = likelihood(
+            task, importance_nodes(task.base, sampler_at(task).reference, 4000, key=jr.key(seed))
+        )
         found = dual_value(drawn, PENALTY, tilt, primal_value(drawn, PENALTY, tilt, log_partition))
         assert abs(found.value - exact) < 4 * found.standard_error
         assert 0.0 < found.standard_error < 0.05
@@ -96,7 +98,10 @@ def test_the_dual_at_the_density_is_its_divergence_plus_its_mismatch(task, probl
 def quadrature_dual(task, problem, mean, width):
     """Return the dual value of N(mean, width^2), on the grid."""
     points = grid_nodes(task.base, np.asarray(task.sample.target), fineness=3.0)
-    masses = np.exp(Gaussian(jnp.array([mean]), jnp.array([[width]])).log_densities(points.points)) * points.widths[:, 0]
+    masses = (
+        np.exp(Gaussian(jnp.array([mean]), jnp.array([[width]])).log_densities(points.points))
+        * points.widths[:, 0]
+    )
     masses /= masses.sum()
     mismatch = problem.mean_feature - masses @ problem.node_features
     return masses @ (np.log(masses) - points.log_weights) + 0.5 * mismatch @ mismatch / PENALTY
@@ -104,7 +109,9 @@ def quadrature_dual(task, problem, mean, width):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("mean", "width"), [(0.1, 1.2), (0.5, 0.8)])
-def test_the_dual_value_of_a_sampler_is_unbiased_and_above_the_optimum(task, problem, optimum, seed, mean, width):
+def test_the_dual_value_of_a_sampler_is_unbiased_and_above_the_optimum(
+    task, problem, optimum, seed, mean, width
+):
     found = certificate(task, optimum.weights, sampler_at(task, mean, width), seed).sampler_dual
     assert abs(found.value - quadrature_dual(task, problem, mean, width)) < 4 * found.standard_error
     assert found.value > optimum.value - 4 * found.standard_error
@@ -123,7 +130,9 @@ def test_the_error_of_the_dual_value_of_a_sampler_is_its_spread(task):
 
 
 def test_a_bad_sampler_raises_the_upper_value_and_a_wrong_f_lowers_the_lower_one(task, optimum):
-    good, bad = (certificate(task, optimum.weights, sampler_at(task, *law)) for law in ((0.1, 1.2), (2.0, 0.5)))
+    good, bad = (
+        certificate(task, optimum.weights, sampler_at(task, *law)) for law in ((0.1, 1.2), (2.0, 0.5))
+    )
     assert bad.sampler_dual.value > good.sampler_dual.value + 4 * bad.sampler_dual.standard_error
     wrong = certificate(task, -optimum.weights, sampler_at(task))
     assert wrong.primal.value < good.primal.value - 0.1
@@ -153,7 +162,13 @@ def test_the_certificate_of_a_conditional_fit_is_in_its_report():
     rng = np.random.default_rng(0)
     x = rng.uniform(-2.0, 2.0, (60, 1))
     y = np.sin(x[:, 0]) + 0.3 * rng.normal(size=60)
-    settings = {"lengthscale": 1.0, "condition_lengthscale": 1.0, "rkhs_penalty": 0.1, "base_width": 1.5, "power": False}
+    settings = {
+        "lengthscale": 1.0,
+        "condition_lengthscale": 1.0,
+        "rkhs_penalty": 0.1,
+        "base_width": 1.5,
+        "power": False,
+    }
     model = ConditionalKernelExpFamily(solver="exact", n_centres=10, random_state=0, **settings).fit(x, y)
     diagnosis = model.diagnose()
     assert "certified" in str(diagnosis)

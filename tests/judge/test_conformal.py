@@ -26,7 +26,9 @@ class Normals:
         return norm.logpdf(whitened).sum(0) - np.log(np.diag(self.factor)).sum()
 
     def sample(self, count, X, *, key):
-        noise = np.random.default_rng(np.asarray(jax.random.key_data(key))).normal(size=(len(X), count, X.shape[1]))
+        noise = np.random.default_rng(np.asarray(jax.random.key_data(key))).normal(
+            size=(len(X), count, X.shape[1])
+        )
         return X[:, None] + noise @ self.factor.T
 
     def cdf(self, targets, X):
@@ -54,7 +56,9 @@ def test_ends_and_distribution_functions_are_what_ranks_say():
     # 20 positions, 2 of them beyond either end.
     assert np.mean(inside) == pytest.approx(0.8, abs=4.0 * np.sqrt(0.16 / repetitions))
     for t in (0.05, 0.32, 0.5, 0.93):
-        assert abs(np.mean(np.array(values) <= t) - t) < 1.0 / 20.0 + 4.0 * np.sqrt(t * (1.0 - t) / repetitions)
+        assert abs(np.mean(np.array(values) <= t) - t) < 1.0 / 20.0 + 4.0 * np.sqrt(
+            t * (1.0 - t) / repetitions
+        )
 
 
 def test_levels_and_probabilities_are_inverse_to_each_other():
@@ -111,7 +115,9 @@ def test_tarp_passes_the_true_density(seed):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "wrong", [2.5 * RIGHT, 0.3 * RIGHT, np.array([[1.0, -0.8], [-0.8, 1.0]])], ids=["wide", "narrow", "sign of the correlation"]
+    "wrong",
+    [2.5 * RIGHT, 0.3 * RIGHT, np.array([[1.0, -0.8], [-0.8, 1.0]])],
+    ids=["wide", "narrow", "sign of the correlation"],
 )
 def test_tarp_fails_densities_that_are_wrong_together(wrong, seed):
     X, y = rows_of(RIGHT, 600, seed)
@@ -148,7 +154,11 @@ def test_a_model_is_repaired_and_the_repair_undone(narrow, tmp_path):
     inside = np.sum((low <= y) & (y <= high))
     assert np.mean((own[0][:, 0] <= y) & (y <= own[0][:, 1])) < 0.85
     assert betabinom(1000, 180, 20).ppf(1e-4) <= inside <= betabinom(1000, 180, 20).ppf(1.0 - 1e-4)
-    assert binom(1000, 0.3).ppf(1e-6) - 60 <= np.sum(y <= narrow.quantile(x, 0.3)) <= binom(1000, 0.3).ppf(1.0 - 1e-6) + 60
+    assert (
+        binom(1000, 0.3).ppf(1e-6) - 60
+        <= np.sum(y <= narrow.quantile(x, 0.3))
+        <= binom(1000, 0.3).ppf(1.0 - 1e-6) + 60
+    )
     np.testing.assert_allclose(narrow.cdf(x, narrow.quantile(x, 0.3)), 0.3, atol=1e-6)
     # The density, and draws of it, stay what they are.
     np.testing.assert_array_equal(narrow.score_samples(x, y), log_density)
@@ -196,7 +206,9 @@ def test_regions_of_several_targets_are_repaired():
     assert betabinom(250, 180, 20).ppf(1e-4) <= inside <= betabinom(250, 180, 20).ppf(1.0 - 1e-4)
     assert model.calibration_.levels is None
     found = model.diagnose(x, y)
-    assert found.calibration.ks_p_value < 1e-3 and found.calibration.repaired[0.9] == pytest.approx(inside / 250, abs=0.04)
+    assert found.calibration.ks_p_value < 1e-3 and found.calibration.repaired[0.9] == pytest.approx(
+        inside / 250, abs=0.04
+    )
     assert "TARP" in str(found)
     assert len(plot_calibration(found).axes) == 2
     with pytest.raises(ValueError, match="one dimension"):

@@ -56,11 +56,17 @@ def test_the_divergence_of_a_map_that_folds_space_is_that_of_its_law(seed):
 
 
 def fitted(kl=0.0, share=1.0) -> SamplerFit:
-    return SamplerFit(Estimate(kl, 0.01, 1e3), share, WeightedDraws(np.zeros((1, 1)), np.zeros(1), folds=False), NOTHING)
+    return SamplerFit(
+        Estimate(kl, 0.01, 1e3), share, WeightedDraws(np.zeros((1, 1)), np.zeros(1), folds=False), NOTHING
+    )
 
 
-def verdict(*, log_partition=SURE, f_gap=0.0, status=Status.CONVERGED, settings=None, **fit) -> tuple[str, tuple[str, ...]]:
-    return judge(status, log_partition, f_gap, fitted(**fit), None, conditional=False, settings=settings or Judgement())
+def verdict(
+    *, log_partition=SURE, f_gap=0.0, status=Status.CONVERGED, settings=None, **fit
+) -> tuple[str, tuple[str, ...]]:
+    return judge(
+        status, log_partition, f_gap, fitted(**fit), None, conditional=False, settings=settings or Judgement()
+    )
 
 
 CASES = {
@@ -111,8 +117,12 @@ class Conditional(LawDensity):
 def test_rows_that_were_passed_are_not_asked_for_again():
     # The parts of a stack are judged without the rows, and ask for them.
     law = Conditional(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
-    part = Diagnosis(Status.CONVERGED, True, SURE, 0.0, SURE, False, 1.0, None, None, None, "good", (PASS_ROWS,))
+    part = Diagnosis(
+        Status.CONVERGED, True, SURE, 0.0, SURE, False, 1.0, None, None, None, "good", (PASS_ROWS,)
+    )
     found = Calibration(5, 0.0, np.linspace(0.0, 1.0, 5), np.linspace(0.0, 1.0, 5), False, 0.5, 0.5, {}, 0.1)
-    judged = lambda calibration: diagnose_stack(law, NOTHING, None, (), part, None, calibration, settings=None, key=jr.key(0))
+    judged = lambda calibration: diagnose_stack(
+        law, NOTHING, None, (), part, None, calibration, settings=None, key=jr.key(0)
+    )
     assert judged(found).advice == ()
     assert judged(None).advice == (PASS_ROWS,)

@@ -22,7 +22,9 @@ def samples():
 
 
 def test_agrees_with_the_slow_twin(samples):
-    assert mmd_squared(*samples, lengthscale=0.9).value == pytest.approx(slow_mmd_squared(*samples, 0.9), abs=1e-12)
+    assert mmd_squared(*samples, lengthscale=0.9).value == pytest.approx(
+        slow_mmd_squared(*samples, 0.9), abs=1e-12
+    )
 
 
 def test_the_default_lengthscale_comes_from_the_second_sample(samples):
@@ -32,7 +34,9 @@ def test_the_default_lengthscale_comes_from_the_second_sample(samples):
 
 def test_is_symmetric_for_a_given_lengthscale(samples):
     xs, ys = samples
-    assert mmd_squared(xs, ys, lengthscale=1.1).value == pytest.approx(mmd_squared(ys, xs, lengthscale=1.1).value)
+    assert mmd_squared(xs, ys, lengthscale=1.1).value == pytest.approx(
+        mmd_squared(ys, xs, lengthscale=1.1).value
+    )
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 31])
@@ -50,7 +54,10 @@ def test_equal_distributions_are_near_zero(seed):
 
 def test_the_standard_error_is_that_of_repetitions():
     # Forty repetitions know their own spread to about a ninth; the reported error is a bound, if not a loose one.
-    repetitions = [mmd_squared(*np.random.default_rng(seed).normal(size=(2, 200, 2)), lengthscale=0.5) for seed in range(40)]
+    repetitions = [
+        mmd_squared(*np.random.default_rng(seed).normal(size=(2, 200, 2)), lengthscale=0.5)
+        for seed in range(40)
+    ]
     spread = np.std([r.value for r in repetitions])
     reported = np.mean([r.standard_error for r in repetitions])
     assert 0.7 * spread < reported < 2.0 * spread

@@ -21,7 +21,13 @@ ERRORS = 5.0
 @pytest.fixture(scope="module")
 def fitted():
     """A tilt of two dimensions, its sampler, and the cells of a grid that carry it."""
-    settings = {"lengthscale": 0.4, "rkhs_penalty": 1e-3, "base": "gaussian", "n_centres": 60, "random_state": 0}
+    settings = {
+        "lengthscale": 0.4,
+        "rkhs_penalty": 1e-3,
+        "base": "gaussian",
+        "n_centres": 60,
+        "random_state": 0,
+    }
     model = KernelExpFamily(solver="exact", **settings).fit(two_moons().sample(300, random_state=0))
     tilt = model.density_.tilt
     cells = TiltedCells.on(tilt, grid_nodes(tilt.base, model._problem.sample.target, fineness=2.0))

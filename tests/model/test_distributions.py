@@ -39,7 +39,9 @@ def test_crps_of_a_target_beyond_the_last_point_counts_the_distance():
 
 def test_cells_need_not_be_normalised_and_may_be_empty():
     cells = Distributions.of_cells(np.array([[0.0, 1.0, 2.0, 4.0]]), np.array([[2.0, 0.0, 2.0]]))
-    assert cells.cdf(np.array([[0.5, 1.5, 3.0, 9.0, -1.0]])) == pytest.approx(np.array([[0.25, 0.5, 0.75, 1.0, 0.0]]))
+    assert cells.cdf(np.array([[0.5, 1.5, 3.0, 9.0, -1.0]])) == pytest.approx(
+        np.array([[0.25, 0.5, 0.75, 1.0, 0.0]])
+    )
 
 
 def test_mixture_is_the_weighted_sum_of_distribution_functions(normal):

@@ -129,7 +129,9 @@ def test_the_ratio_of_the_papers_code_is_converted():
     ratio, median, distance = 0.3, 2.5, 1.1
     kernel = KERNELS["gaussian"](lengthscale_from_ratio(ratio, median))
     gamma = 0.5 / (ratio * median**2)
-    assert float(kernel(jnp.array([0.0]), jnp.array([distance]))) == pytest.approx(np.exp(-gamma * distance**2))
+    assert float(kernel(jnp.array([0.0]), jnp.array([distance]))) == pytest.approx(
+        np.exp(-gamma * distance**2)
+    )
 
 
 def test_median_distance_is_that_of_the_distinct_pairs(points):

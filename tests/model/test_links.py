@@ -34,7 +34,9 @@ def rough(condition_dim: int, dim: int, *, seed: int, strength: float = 0.5) -> 
 
 
 def test_the_base_of_residuals_is_normalised():
-    assert quad(lambda r: np.exp(log_base(np.array([r])))[0], -300, 300, points=[-5, 0, 5], limit=500)[0] == pytest.approx(1.0)
+    assert quad(lambda r: np.exp(log_base(np.array([r])))[0], -300, 300, points=[-5, 0, 5], limit=500)[
+        0
+    ] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -43,7 +45,10 @@ def test_a_link_integrates_to_one_by_adaptive_quadrature(seed):
     density = lambda y: float(np.exp(Told.of(told, None).log_density(np.array([[y]]), CELLS))[0, 0])
     location, scale = told[0, 0, 0], np.exp(told[0, 0, 1])
     inner, outer = location + scale * np.array([-6.0, 6.0]), location + scale * np.array([-150.0, 150.0])
-    total = sum(quad(density, a, b, limit=400)[0] for a, b in [(outer[0], inner[0]), tuple(inner), (inner[1], outer[1])])
+    total = sum(
+        quad(density, a, b, limit=400)[0]
+        for a, b in [(outer[0], inner[0]), tuple(inner), (inner[1], outer[1])]
+    )
     assert total == pytest.approx(1.0, abs=1e-6)
 
 
@@ -62,7 +67,9 @@ def test_a_link_sees_the_condition_and_what_is_before_it_alone(condition_dim, di
 
     def told(y, x):
         rows = chain.rows(y, x)
-        return np.concatenate([np.reshape(part, (dim, -1)) for part in chain.told(rows, chain.units(rows))[:3]], axis=1)
+        return np.concatenate(
+            [np.reshape(part, (dim, -1)) for part in chain.told(rows, chain.units(rows))[:3]], axis=1
+        )
 
     for j in range(dim):
         moved = y.copy()
@@ -97,7 +104,12 @@ def test_draws_follow_the_density(seed):
         edges, masses = link.cells(4 * CELLS)
         masses = masses / masses.sum(axis=1, keepdims=True)
         y, edges = draws.targets[:, chain.order[j]], link.in_units(edges)
-        below = np.array([np.interp(one, e, np.append(0.0, np.cumsum(m))) for one, e, m in zip(y, edges, masses, strict=True)])
+        below = np.array(
+            [
+                np.interp(one, e, np.append(0.0, np.cumsum(m)))
+                for one, e, m in zip(y, edges, masses, strict=True)
+            ]
+        )
         assert kstest(below, "uniform").pvalue > 1e-4
 
 
@@ -120,7 +132,10 @@ def test_at_its_start_every_link_is_nearly_standard_normal():
 @pytest.mark.parametrize("bumps", [20, 40, 64])
 def test_cells_grow_with_the_bumps_and_resolve_the_sharpest_tilt(bumps):
     """Tilts at the bound of their norm, the peaks of single kernels among them: the worst normaliser is off by 1e-3."""
-    chain, rng = Chain.draw(0, np.zeros((1, 1), int), width=4, depth=1, seed=0, bumps=bumps).member(0), np.random.default_rng(0)
+    chain, rng = (
+        Chain.draw(0, np.zeros((1, 1), int), width=4, depth=1, seed=0, bumps=bumps).member(0),
+        np.random.default_rng(0),
+    )
     peaks = features(rng.uniform(-4.0, 4.0, 100), bumps + OTHERS)[:, OTHERS:]
     free = np.concatenate([rng.normal(size=(100, bumps + OTHERS)), np.pad(peaks, ((0, 0), (OTHERS, 0)))])
     free *= 1e6 / np.linalg.norm(free, axis=1, keepdims=True)
@@ -156,7 +171,9 @@ def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
     rows = chain.rows(draws.targets[:20], x[:20])
     told = chain.told(rows, chain.units(rows))
     for j, column in enumerate(chain.order):
-        link = Told(*(part if part is None or isinstance(part, bool) else part[:, j : j + 1] for part in told))
+        link = Told(
+            *(part if part is None or isinstance(part, bool) else part[:, j : j + 1] for part in told)
+        )
         y = np.linspace(*BOUNDS[:, column], 3001)
         density = np.exp(link.log_density(np.broadcast_to(y, (20, len(y))), CELLS))
         assert np.trapezoid(density, y, axis=1) == pytest.approx(1.0, abs=0.01)
@@ -167,7 +184,9 @@ def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
 @pytest.fixture
 def half_warped():
     """A chain whose second link, about the first column, has units like logarithms."""
-    return Chain.draw(0, np.array([[1, 0]]), width=4, depth=1, seed=0, warped=np.array([True, False])).member(0)
+    return Chain.draw(0, np.array([[1, 0]]), width=4, depth=1, seed=0, warped=np.array([True, False])).member(
+        0
+    )
 
 
 def test_warped_links_have_thin_tails_and_others_have_not(half_warped):

@@ -36,7 +36,9 @@ def skewed(seed, count=120):
 def law():
     points = two_moons().sample(100, random_state=0)
     factors = np.stack([np.eye(2), np.array([[0.5, 0.0], [0.3, 0.4]])])
-    return LawDensity(Mixture.of(np.log([0.3, 0.7]), np.array([[0.0, 0.5], [1.0, -0.5]]), factors), Scaling.plain(points))
+    return LawDensity(
+        Mixture.of(np.log([0.3, 0.7]), np.array([[0.0, 0.5], [1.0, -0.5]]), factors), Scaling.plain(points)
+    )
 
 
 def box(base, **settings):
@@ -54,7 +56,9 @@ def completed():
 
 MADE = {
     "kernel": lambda: KernelExpFamily(**KERNEL).fit(two_moons().sample(120, random_state=0)).density_,
-    "matern": lambda: KernelExpFamily(kernel="matern52", **KERNEL).fit(two_moons().sample(120, random_state=0)).density_,
+    "matern": lambda: (
+        KernelExpFamily(kernel="matern52", **KERNEL).fit(two_moons().sample(120, random_state=0)).density_
+    ),
     "box": lambda: box("box", **KERNEL),
     "completed": completed,
     "warped": lambda: KernelExpFamily(**KERNEL).fit(skewed(0)).density_,
@@ -64,16 +68,33 @@ MADE = {
     "conditional": lambda: ConditionalKernelExpFamily(**CONDITIONAL).fit(*rows_of(0)).density_,
     "conditional chain": lambda: ConditionalKernelExpFamily(**CHAIN).fit(*rows_of(0)).density_,
 }
-JOINT = ["kernel", "matern", "box", "completed", "warped", "law", "chain", "bounded chain", "stack", "given", "given chain"]
+JOINT = [
+    "kernel",
+    "matern",
+    "box",
+    "completed",
+    "warped",
+    "law",
+    "chain",
+    "bounded chain",
+    "stack",
+    "given",
+    "given chain",
+]
 CONDITIONED = ["conditional", "conditional chain", "conditional stack"]
 
 
 @pytest.fixture(scope="module")
 def densities():
     made = {name: make() for name, make in MADE.items()}
-    stack = lambda *names: Stack(tuple(made[name] for name in names), np.array([0.4, 0.6]), made[names[0]].scaling)
+    stack = lambda *names: Stack(
+        tuple(made[name] for name in names), np.array([0.4, 0.6]), made[names[0]].scaling
+    )
     at = np.array([0.3, -0.2])
-    made["stack"], made["conditional stack"] = stack("kernel", "law"), stack("conditional", "conditional chain")
+    made["stack"], made["conditional stack"] = (
+        stack("kernel", "law"),
+        stack("conditional", "conditional chain"),
+    )
     made["given"], made["given chain"] = made["conditional"].given(at), made["conditional chain"].given(at)
     return made
 
@@ -90,7 +111,9 @@ def points_of(density, count=6):
 def test_it_is_the_log_density_and_its_gradient_that_of_finite_differences(densities, name):
     density, step = densities[name], 1e-5
     rows = [part for part in points_of(density) if part is not None]
-    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(density.log_prob, argnums=tuple(range(len(rows))))))(*rows)
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(density.log_prob, argnums=tuple(range(len(rows))))))(
+        *rows
+    )
     assert np.asarray(values) == pytest.approx(density.log_density(*rows), rel=1e-10, abs=1e-10)
     for k, slope in enumerate(slopes):
         for j, move in enumerate(step * np.eye(rows[k].shape[1])):
@@ -110,7 +133,9 @@ def test_it_needs_no_double_precision_of_the_caller(densities, name):
     assert {found.dtype, slopes.dtype, drawn.dtype} == {np.dtype(np.float32)}
     exact = jax.jit(jax.vmap(jax.grad(density.log_prob)))(*(part.astype(float) for part in rows))
     assert np.asarray(slopes) == pytest.approx(np.asarray(exact), rel=1e-6, abs=1e-6)
-    assert np.asarray(found) == pytest.approx(density.log_density(*(part.astype(float) for part in rows)), rel=1e-6, abs=1e-6)
+    assert np.asarray(found) == pytest.approx(
+        density.log_density(*(part.astype(float) for part in rows)), rel=1e-6, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["box", "bounded chain"])

@@ -87,7 +87,9 @@ def test_marginal_agrees_with_numerical_integration(name, kept):
     table = np.exp(measure.log_densities(mesh(centres))).reshape(len(centres[0]), -1)
     integrated = table.sum(axis=1 - kept) * steps[1 - kept]
     marginal = measure.marginal(jnp.array([kept]))
-    np.testing.assert_allclose(np.exp(marginal.log_densities(centres[kept][:, None])), integrated, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        np.exp(marginal.log_densities(centres[kept][:, None])), integrated, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_marginal_can_reorder_the_coordinates(name):
@@ -152,7 +154,9 @@ def test_a_joint_mixture_under_a_condition_is_joint_over_marginal(condition_dim)
     for row in np.random.default_rng(0).normal(size=(10, 4)):
         condition, target = jnp.asarray(row[:condition_dim]), jnp.asarray(row[condition_dim:])
         ratio = joint.log_density(jnp.asarray(row)) - marginal.log_density(condition)
-        assert float(conditional.given(condition).log_density(target)) == pytest.approx(float(ratio), rel=1e-9)
+        assert float(conditional.given(condition).log_density(target)) == pytest.approx(
+            float(ratio), rel=1e-9
+        )
 
 
 def test_draws_of_a_joint_mixture_under_a_condition_follow_its_density():
@@ -187,7 +191,9 @@ def test_a_fitted_mixture_of_one_component_is_the_maximum_likelihood_normal(diag
     covariance = np.cov(points, rowvar=False, bias=True) + COVARIANCE_FLOOR * np.eye(2)
     covariance = covariance * np.eye(2) if diagonal else covariance
     np.testing.assert_allclose(mixture.means[0], points.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(mixture.choleskys[0] @ mixture.choleskys[0].T, covariance, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(
+        mixture.choleskys[0] @ mixture.choleskys[0].T, covariance, rtol=1e-6, atol=1e-12
+    )
 
 
 def test_the_best_mixture_finds_separate_clusters():

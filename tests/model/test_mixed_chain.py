@@ -15,13 +15,29 @@ from kexpfam.model.ensemble import MixedDensity
 from kexpfam.model.mixed import MixedChain, Wiring
 
 CELLS = 288
-KINDS = (Real(), Category(("a", "b", "c")), Integer(0), Periodic(1.0), Atom(0, "positive"), Bounded(0, None), Atom(0, "count"))
+KINDS = (
+    Real(),
+    Category(("a", "b", "c")),
+    Integer(0),
+    Periodic(1.0),
+    Atom(0, "positive"),
+    Bounded(0, None),
+    Atom(0, "count"),
+)
 
 
 def table(seed: int, count: int = 80) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    columns = [rng.normal(size=count), rng.integers(3, size=count), rng.poisson(2, count), rng.uniform(size=count)]
-    columns += [np.where(rng.random(count) < 0.3, 0.0, rng.lognormal(size=count)), rng.exponential(size=count)]
+    columns = [
+        rng.normal(size=count),
+        rng.integers(3, size=count),
+        rng.poisson(2, count),
+        rng.uniform(size=count),
+    ]
+    columns += [
+        np.where(rng.random(count) < 0.3, 0.0, rng.lognormal(size=count)),
+        rng.exponential(size=count),
+    ]
     columns += [rng.poisson(1, count)]
     return np.column_stack(columns).astype(float)
 
@@ -31,10 +47,14 @@ def rough(kinds: tuple, values: np.ndarray, *, seed: int, condition_dim: int = 0
     rng, units = np.random.default_rng(seed), Units.of(values, kinds)
     z = units.to_model(values)
     orders = np.stack([rng.permutation(len(kinds))])
-    chain = MixedChain.draw(condition_dim, orders, Wiring.of(units, z), z, width=14, depth=2, seed=seed).member(0)
+    chain = MixedChain.draw(
+        condition_dim, orders, Wiring.of(units, z), z, width=14, depth=2, seed=seed
+    ).member(0)
     shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
     parts = {"biases": 0.3, "out": 0.1 * strength, "skip": 0.2 * strength, "shift": strength}
-    return units, dataclasses.replace(chain, **{name: shake(getattr(chain, name), size) for name, size in parts.items()})
+    return units, dataclasses.replace(
+        chain, **{name: shake(getattr(chain, name), size) for name, size in parts.items()}
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -117,15 +137,20 @@ def test_draws_follow_the_density_and_stay_in_the_support(seed):
 def test_draws_of_values_are_as_frequent_as_they_are_probable(kind):
     values = np.random.default_rng(0).integers(0, 3, (60, 1)).astype(float)
     units, chain = rough((kind,), values, seed=3)
-    draws = units.to_data(chain.sample(np.zeros((5000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets)[:, 0]
+    draws = units.to_data(
+        chain.sample(np.zeros((5000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets
+    )[:, 0]
     seen, counts = np.unique(draws, return_counts=True)
-    chances = np.exp(chain.log_densities(units.to_model(seen[:, None]), np.zeros((len(seen), 0)), cells=CELLS)[:, 0])
+    chances = np.exp(
+        chain.log_densities(units.to_model(seen[:, None]), np.zeros((len(seen), 0)), cells=CELLS)[:, 0]
+    )
     errors = np.sqrt(5000 * chances * (1.0 - chances))
     assert np.all(np.abs(counts - 5000 * chances) < 4.5 * errors + 1.0)
 
 
 @pytest.mark.parametrize(
-    "kind", [Real(), Positive(), Bounded(0, 3), Periodic(3.0), Integer(0), Atom(0, "positive"), Atom(1, "real")]
+    "kind",
+    [Real(), Positive(), Bounded(0, 3), Periodic(3.0), Integer(0), Atom(0, "positive"), Atom(1, "real")],
 )
 def test_a_distribution_function_is_that_of_the_draws(kind):
     values = np.random.default_rng(0).integers(0, 3, (60, 1)).astype(float) + (0.0 if kind.discrete else 0.1)
@@ -135,12 +160,16 @@ def test_a_distribution_function_is_that_of_the_draws(kind):
     stacked = dataclasses.replace(chain, **parts)
     nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
     density = MixedDensity(stacked, units, nothing)
-    draws = units.to_data(chain.sample(np.zeros((4000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets)
+    draws = units.to_data(
+        chain.sample(np.zeros((4000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets
+    )
     below = density.cdf(draws - 1e-6)
     pit = below + np.random.default_rng(2).random(4000) * (density.cdf(draws) - below)
     assert kstest(pit, "uniform").pvalue > 1e-3
     quantiles = density.quantile(np.array([0.05, 0.5, 0.9]))[0]
-    assert quantiles == pytest.approx(np.quantile(draws, [0.05, 0.5, 0.9], method="inverted_cdf"), abs=0.25 * draws.std())
+    assert quantiles == pytest.approx(
+        np.quantile(draws, [0.05, 0.5, 0.9], method="inverted_cdf"), abs=0.25 * draws.std()
+    )
     assert kind.inside(quantiles).all()
 
 

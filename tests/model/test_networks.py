@@ -13,7 +13,9 @@ SHAPE = {"width": 8, "depth": 2}
 
 def test_a_layer_is_its_formula():
     layer, rows = Layer.draw(3, 2, key=jr.key(0)), jr.normal(jr.key(1), (5, 3), jnp.float32)
-    np.testing.assert_allclose(layer(rows), np.asarray(rows) @ np.asarray(layer.weight) + np.asarray(layer.bias), rtol=1e-5)
+    np.testing.assert_allclose(
+        layer(rows), np.asarray(rows) @ np.asarray(layer.weight) + np.asarray(layer.bias), rtol=1e-5
+    )
     assert np.abs(layer.weight).max() <= 1 / np.sqrt(3)
 
 
@@ -40,7 +42,9 @@ def test_a_zero_initialised_network_is_zero_and_can_learn():
     np.testing.assert_array_equal(network(x, nothing), 0.0)
     gradient = jax.grad(
         lambda bias: jnp.sum(
-            Network((*network.layers[:-1], Layer(network.layers[-1].weight, bias)), network.activation, True)(x, nothing)
+            Network((*network.layers[:-1], Layer(network.layers[-1].weight, bias)), network.activation, True)(
+                x, nothing
+            )
         )
     )(network.layers[-1].bias)
     assert np.all(np.asarray(gradient) != 0.0)
@@ -49,7 +53,9 @@ def test_a_zero_initialised_network_is_zero_and_can_learn():
 def test_transports_carry_noise_as_they_say():
     noise, condition = jr.normal(jr.key(1), (5, 2)), jr.normal(jr.key(2), (5, 1))
     np.testing.assert_array_equal(Identity()(noise, condition), noise)
-    np.testing.assert_allclose(Residual.draw(2, 1, key=jr.key(0), **SHAPE)(noise, condition), noise, atol=1e-7)
+    np.testing.assert_allclose(
+        Residual.draw(2, 1, key=jr.key(0), **SHAPE)(noise, condition), noise, atol=1e-7
+    )
     free = Free.draw(2, 3, 1, key=jr.key(0), **SHAPE)
     np.testing.assert_array_equal(free(noise, condition), free.network(noise, condition))
     assert free(noise, condition).shape == (5, 3)

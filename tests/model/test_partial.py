@@ -20,9 +20,13 @@ NOTHING = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
 @pytest.fixture(scope="module")
 def normal() -> LawDensity:
     """A normal law in units of its own, so that Jacobians matter."""
-    scaling = Scaling(MEAN, np.sqrt(np.diag(COVARIANCE)), np.zeros(3), np.ones(3), np.ones(3), warped=(False,) * 3)
+    scaling = Scaling(
+        MEAN, np.sqrt(np.diag(COVARIANCE)), np.zeros(3), np.ones(3), np.ones(3), warped=(False,) * 3
+    )
     spread = scaling.scale
-    return LawDensity(Gaussian(np.zeros(3), np.linalg.cholesky(COVARIANCE / np.outer(spread, spread))), scaling)
+    return LawDensity(
+        Gaussian(np.zeros(3), np.linalg.cholesky(COVARIANCE / np.outer(spread, spread))), scaling
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,12 @@ def chains() -> LearnedDensity:
     rng = np.random.default_rng(3)
     chain = Chain.draw(0, np.array([[0, 1, 2], [2, 0, 1]]), width=12, depth=2, seed=0)
     shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
-    parts = (shake(chain.biases, 0.3), shake(chain.out, 0.05), shake(chain.skip, 0.15), shake(chain.shift, 0.3))
+    parts = (
+        shake(chain.biases, 0.3),
+        shake(chain.out, 0.05),
+        shake(chain.skip, 0.15),
+        shake(chain.shift, 0.3),
+    )
     scaling = Scaling.plain(rng.normal(2.0, 3.0, (50, 3)))
     return LearnedDensity(Chain(chain.order, chain.first, chain.hidden, *parts), scaling, NOTHING)
 

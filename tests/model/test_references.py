@@ -34,7 +34,9 @@ def tilted(dim: int, seed: int = 0, base=None) -> Tilt:
     condition = KernelSpan.build(GaussianKernel(jnp.array([1.0, 2.0])), rng.normal(size=(6, 2)))
     target = KernelSpan.build(GaussianKernel(jnp.asarray(0.8)), rng.normal(size=(5, dim)))
     weights = 2.0 * rng.normal(size=condition.size * target.size)
-    return Tilt(FeatureSpace(condition, target), jnp.asarray(weights), base or Gaussian(jnp.zeros(dim), jnp.eye(dim)))
+    return Tilt(
+        FeatureSpace(condition, target), jnp.asarray(weights), base or Gaussian(jnp.zeros(dim), jnp.eye(dim))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,10 @@ def network():
     )
     rng = np.random.default_rng(1)
     return jax.tree.map(
-        lambda leaf: leaf + jnp.asarray(rng.normal(0.0, 0.5, leaf.shape), leaf.dtype) if eqx.is_array(leaf) else leaf, measure
+        lambda leaf: (
+            leaf + jnp.asarray(rng.normal(0.0, 0.5, leaf.shape), leaf.dtype) if eqx.is_array(leaf) else leaf
+        ),
+        measure,
     )
 
 
@@ -63,7 +68,9 @@ def test_the_density_of_cells_integrates_to_one(sizes):
     measure = cells(*sizes)
     middles = [0.5 * (edge[1:] + edge[:-1]) for edge in measure.edges]
     points = np.stack(np.meshgrid(*middles, indexing="ij"), -1).reshape(-1, len(sizes))
-    volumes = np.prod(np.stack(np.meshgrid(*[np.diff(edge) for edge in measure.edges], indexing="ij"), -1), axis=-1).ravel()
+    volumes = np.prod(
+        np.stack(np.meshgrid(*[np.diff(edge) for edge in measure.edges], indexing="ij"), -1), axis=-1
+    ).ravel()
     densities = np.exp(measure.log_densities(points))
     np.testing.assert_allclose(densities * volumes, np.exp(np.asarray(measure.log_masses)), rtol=1e-9)
     assert np.sum(densities * volumes) == pytest.approx(1.0, abs=1e-9)
@@ -72,7 +79,9 @@ def test_the_density_of_cells_integrates_to_one(sizes):
 def test_cells_have_no_density_outside():
     measure = cells(3, 4)
     low, high = (np.asarray(side) for side in measure.bounds(5.0))
-    outside = np.array([[low[0] - 1e-6, low[1] + 0.1], [high[0] + 1e-6, low[1] + 0.1], [low[0] + 0.1, high[1] + 9.0]])
+    outside = np.array(
+        [[low[0] - 1e-6, low[1] + 0.1], [high[0] + 1e-6, low[1] + 0.1], [low[0] + 0.1, high[1] + 9.0]]
+    )
     assert np.all(np.isneginf(measure.log_densities(outside)))
     assert np.all(np.isfinite(measure.log_densities(np.stack([low + 1e-6, high - 1e-6]))))
 
@@ -122,10 +131,14 @@ def test_fine_cells_have_nearly_the_density_itself():
     points = np.linspace(-2.0, 2.0, 21)[:, None]
     for condition in CONDITIONS:
         grid, width = midpoint_grid([-7.0], [7.0], 5000)
-        log_tilt = lambda y, c=condition: tilt.base.log_densities(y) + tilt.values(y, np.broadcast_to(c, (len(y), 2)))
+        log_tilt = lambda y, c=condition: (
+            tilt.base.log_densities(y) + tilt.values(y, np.broadcast_to(c, (len(y), 2)))
+        )
         expected = log_tilt(points) - np.log(width * np.exp(log_tilt(grid)).sum())
         # A cell is 1/800 of the data's range, and its value is that of its middle.
-        np.testing.assert_allclose(measure.given(jnp.asarray(condition)).log_densities(points), expected, atol=0.05)
+        np.testing.assert_allclose(
+            measure.given(jnp.asarray(condition)).log_densities(points), expected, atol=0.05
+        )
 
 
 def test_tilted_cells_stay_in_a_box():

@@ -59,7 +59,9 @@ def test_an_expansion_in_kernels_has_the_same_values_and_norm_in_features(kernel
     matrix = slow_gram(kernel, sample, sample)
     assert weights @ weights == pytest.approx(coefficients @ matrix @ coefficients, rel=1e-8)
     rng = np.random.default_rng(2)
-    elsewhere = Sample(jnp.asarray(rng.normal(size=(5, 2))), jnp.asarray(rng.normal(size=(5, sample.condition.shape[1]))))
+    elsewhere = Sample(
+        jnp.asarray(rng.normal(size=(5, 2))), jnp.asarray(rng.normal(size=(5, sample.condition.shape[1])))
+    )
     values = space.evaluate(jnp.asarray(weights), elsewhere.target, elsewhere.condition)
     np.testing.assert_allclose(values, slow_gram(kernel, elsewhere, sample) @ coefficients, atol=1e-8)
 
@@ -106,7 +108,10 @@ def test_the_constant_span_is_one_everywhere(dim):
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_span_projects_the_kernel_on_its_centres(kernel):
     # Features are orthonormal in the RKHS, so their products are those of the projections: k(x, Z) K^-1 k(Z, x).
-    centres, points = np.random.default_rng(0).normal(size=(10, 2)), np.random.default_rng(1).normal(size=(6, 2))
+    centres, points = (
+        np.random.default_rng(0).normal(size=(10, 2)),
+        np.random.default_rng(1).normal(size=(6, 2)),
+    )
     features = np.asarray(KernelSpan.build(kernel, centres).features(jnp.asarray(points)))
     cross = gram(kernel, points, centres)
     projected = cross @ np.linalg.solve(gram(kernel, centres, centres), cross.T)
@@ -115,7 +120,9 @@ def test_a_kernel_span_projects_the_kernel_on_its_centres(kernel):
 
 def test_repeated_centres_add_no_direction():
     points = np.random.default_rng(0).normal(size=(6, 2))
-    once, twice = (KernelSpan.build(kernels.Gaussian(0.7), centres) for centres in (points, np.tile(points, (2, 1))))
+    once, twice = (
+        KernelSpan.build(kernels.Gaussian(0.7), centres) for centres in (points, np.tile(points, (2, 1)))
+    )
     assert once.size == twice.size == 6
     elsewhere = jnp.asarray(np.random.default_rng(1).normal(size=(4, 2)))
     projections = [span.features(elsewhere) @ span.features(elsewhere).T for span in (once, twice)]
@@ -144,11 +151,15 @@ def test_a_floor_keeps_the_directions_above_that_share_of_the_largest(floor):
 
 def test_a_higher_floor_leaves_fewer_directions():
     points = np.random.default_rng(0).normal(size=(20, 2))
-    sizes = [KernelSpan.build(kernels.Gaussian(2.0), points, floor=floor).size for floor in (1e-8, 1e-4, 1e-2)]
+    sizes = [
+        KernelSpan.build(kernels.Gaussian(2.0), points, floor=floor).size for floor in (1e-8, 1e-4, 1e-2)
+    ]
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-@pytest.mark.parametrize("build", [KernelSpan.build, lambda kernel, _: RandomFeatures.draw(kernel, 3, count=20, key=jr.key(0))])
+@pytest.mark.parametrize(
+    "build", [KernelSpan.build, lambda kernel, _: RandomFeatures.draw(kernel, 3, count=20, key=jr.key(0))]
+)
 def test_an_infinite_length_scale_switches_its_dimension_off(build):
     points = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)))
     span = build(kernels.Gaussian(np.array([0.7, np.inf, 1.0])), points)
@@ -181,8 +192,12 @@ def kernel_space(sample: Sample) -> FeatureSpace:
 def random_space(sample: Sample, *, counts=(7, 20), seed=0) -> FeatureSpace:
     """Return random features of the target, and of the condition if there is one."""
     keys, dim = jr.split(jr.key(seed)), sample.condition.shape[1]
-    condition = RandomFeatures.draw(CONDITION_KERNEL, dim, count=counts[0], key=keys[0]) if dim else Constant()
-    return FeatureSpace(condition, RandomFeatures.draw(kernels.Gaussian(0.7), 2, count=counts[1], key=keys[1]))
+    condition = (
+        RandomFeatures.draw(CONDITION_KERNEL, dim, count=counts[0], key=keys[0]) if dim else Constant()
+    )
+    return FeatureSpace(
+        condition, RandomFeatures.draw(kernels.Gaussian(0.7), 2, count=counts[1], key=keys[1])
+    )
 
 
 def mixed_space(sample: Sample) -> FeatureSpace:
@@ -247,7 +262,9 @@ def test_f_given_a_condition_is_f_under_that_condition(build, sample):
         given, its_weights = space.given(weights, x)
         expected = space.evaluate(weights, targets, jnp.tile(x, (5, 1)))
         assert given.size == its_weights.size == space.target.size
-        np.testing.assert_allclose(given.evaluate(its_weights, targets, jnp.zeros((5, 0))), expected, atol=1e-10)
+        np.testing.assert_allclose(
+            given.evaluate(its_weights, targets, jnp.zeros((5, 0))), expected, atol=1e-10
+        )
 
 
 def test_a_sample_without_conditions_has_a_constant_for_them():
@@ -270,7 +287,10 @@ def test_random_features_of_a_product_approximate_the_product(seed):
     rng, count = np.random.default_rng(3), 300
     sample = Sample(jnp.asarray(rng.normal(size=(10, 2))), jnp.asarray(rng.normal(size=(10, 1))))
     features = random_space(sample, counts=(count, count), seed=seed).matrix(sample.target, sample.condition)
-    parts = ((kernels.Gaussian(0.7), np.asarray(sample.target)), (CONDITION_KERNEL, np.asarray(sample.condition)))
+    parts = (
+        (kernels.Gaussian(0.7), np.asarray(sample.target)),
+        (CONDITION_KERNEL, np.asarray(sample.condition)),
+    )
     variances = [random_features_variance(kernel, points, count) for kernel, points in parts]
     squares = [gram(kernel, points, points) ** 2 for kernel, points in parts]
     # Two independent estimates: E[A^2 B^2] - E[A]^2 E[B]^2.
@@ -296,7 +316,11 @@ def test_centres_are_distinct_rows_spread_over_the_sample(seed):
     np.testing.assert_array_equal(chosen, spread_rows(rows, 20, seed=seed))
 
 
-GRIDS = {1: [np.linspace(-2, 2, 9)], 2: [np.linspace(-2, 2, 6), np.linspace(-1, 3, 5)], 3: [np.linspace(-1, 1, 4)] * 3}
+GRIDS = {
+    1: [np.linspace(-2, 2, 9)],
+    2: [np.linspace(-2, 2, 6), np.linspace(-1, 3, 5)],
+    3: [np.linspace(-1, 1, 4)] * 3,
+}
 
 
 @pytest.mark.parametrize("dim", GRIDS)
@@ -307,7 +331,10 @@ def test_a_grid_has_the_features_of_its_points(kind, dim):
     span = KernelSpan.build(kernel, np.random.default_rng(0).normal(size=(15, dim)))
     edges = tuple(GRIDS[dim])
     points = mesh([0.5 * (edge[1:] + edge[:-1]) for edge in edges])
-    nodes, weights = Nodes(points, np.zeros(len(points)), edges), np.random.default_rng(1).normal(size=span.size)
+    nodes, weights = (
+        Nodes(points, np.zeros(len(points)), edges),
+        np.random.default_rng(1).normal(size=span.size),
+    )
     np.testing.assert_allclose(span.node_matrix(nodes), span.matrix(points), atol=1e-9)
     np.testing.assert_allclose(span.node_values(weights, nodes), span.matrix(points) @ weights, atol=1e-9)
 
@@ -336,7 +363,9 @@ def test_the_values_of_a_tilt_are_those_of_f(sample):
 def test_the_values_of_a_tilt_need_no_word_about_conditions_that_do_not_exist():
     sample = Sample.unconditional(np.random.default_rng(0).normal(size=(9, 2)))
     tilt = random_tilt(sample)
-    np.testing.assert_allclose(tilt.values(np.asarray(sample.target)), tilt.f(sample.target, sample.condition), atol=1e-12)
+    np.testing.assert_allclose(
+        tilt.values(np.asarray(sample.target)), tilt.f(sample.target, sample.condition), atol=1e-12
+    )
 
 
 def test_a_tilt_given_a_condition_is_the_tilt_under_that_condition(sample):
@@ -380,7 +409,9 @@ MODULES = {
 def test_the_gradient_reaches_every_parameter(draw):
     noise, condition = jr.normal(jr.key(0), (30, 2)), jr.normal(jr.key(1), (30, 1))
     keys = iter(jr.split(jr.key(2), 100))
-    jiggle = lambda leaf: leaf + 0.1 * jr.normal(next(keys), leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
+    jiggle = lambda leaf: (
+        leaf + 0.1 * jr.normal(next(keys), leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
+    )
     module = jax.tree.map(jiggle, draw(jr.key(3)))
     gradient = eqx.filter_grad(lambda m: jnp.mean((m(noise, condition) - 1.0) ** 2))(module)
     leaves = jax.tree.leaves(gradient)
@@ -391,7 +422,9 @@ def test_the_gradient_reaches_every_parameter(draw):
 
 @pytest.mark.parametrize("outputs", [3, "scalar"])
 def test_a_network_is_its_layers_one_after_the_other(outputs):
-    network = Network.draw(3, outputs, width=8, depth=2, zero_initialised=False, activation="relu", key=jr.key(0))
+    network = Network.draw(
+        3, outputs, width=8, depth=2, zero_initialised=False, activation="relu", key=jr.key(0)
+    )
     x, condition = np.asarray(jr.normal(jr.key(1), (30, 2))), np.asarray(jr.normal(jr.key(2), (30, 1)))
     expected = []
     for values in np.hstack([x, condition]):
@@ -415,7 +448,9 @@ def test_waves_of_a_kernel_have_its_spectrum(seed):
     count, kernel = 4000, kernels.Gaussian(np.array([0.5, 2.0]))
     span = KernelSpan.build(kernel, np.random.default_rng(0).normal(size=(6, 2)))
     phases = np.asarray(span.waves(count, 2, key=jr.key(seed))) @ np.array([0.3, 0.8])
-    assert abs(np.cos(phases).mean() - float(kernel(np.zeros(2), np.array([0.3, 0.8])))) < 5 / np.sqrt(2 * count)
+    assert abs(np.cos(phases).mean() - float(kernel(np.zeros(2), np.array([0.3, 0.8])))) < 5 / np.sqrt(
+        2 * count
+    )
 
 
 def test_waves_of_random_features_are_their_own():

@@ -29,7 +29,9 @@ FEW = Averaged(NaturalAscent(Chains(count=64, transitions=2)))
 @pytest.fixture(scope="module")
 def problem():
     rng = np.random.default_rng(0)
-    data = np.where(rng.uniform(size=100) < 0.4, rng.normal(-1.3, 0.4, 100), rng.normal(1.0, 0.5, 100))[:, None]
+    data = np.where(rng.uniform(size=100) < 0.4, rng.normal(-1.3, 0.4, 100), rng.normal(1.0, 0.5, 100))[
+        :, None
+    ]
     sample, kernel, base = Sample.unconditional(data), kernels.Gaussian(0.6), Gaussian.fitted(data)
     centres = Sample.unconditional(np.linspace(-2.5, 2.5, 12)[:, None])
     return Problem(sample, base, FeatureSpace.of_kernels(kernel, kernel, centres), PENALTY, base)
@@ -65,7 +67,10 @@ class Fixed(AbstractDrawing):
 def test_a_step_is_a_newton_step_on_the_moments_of_the_draws_cut_to_the_trust_radius(problem, trust):
     rng = np.random.default_rng(1)
     points, masses = rng.normal(size=(300, 1)), rng.dirichlet(np.ones(300))
-    ascent, posed = NaturalAscent(Fixed(jnp.asarray(points), jnp.asarray(masses)), trust=trust), AscentProblem.of(problem)
+    ascent, posed = (
+        NaturalAscent(Fixed(jnp.asarray(points), jnp.asarray(masses)), trust=trust),
+        AscentProblem.of(problem),
+    )
     start = rng.normal(size=problem.space.size)
     state = ascent.init(posed, jnp.asarray(start), key=jr.key(0))
     moved, health = ascent.step(posed, eqx.tree_at(lambda s: s.step, state, jnp.array(7)), key=jr.key(1))
@@ -84,7 +89,9 @@ def test_a_step_is_a_newton_step_on_the_moments_of_the_draws_cut_to_the_trust_ra
 CLASSICAL = {
     "persistent": ContrastiveDivergence(steps=64),
     "short": ContrastiveDivergence(persistent=False, steps=64),
-    "annealed": AnnealedLikelihood(steps=16, ascent=Averaged(NaturalAscent(Annealing(particles=512), delay=5.0, memory=8.0))),
+    "annealed": AnnealedLikelihood(
+        steps=16, ascent=Averaged(NaturalAscent(Annealing(particles=512), delay=5.0, memory=8.0))
+    ),
 }
 
 
@@ -127,7 +134,9 @@ def test_too_few_steps_are_not_called_converged(problem):
 @pytest.mark.parametrize("solver", [ContrastiveDivergence(steps=2, ascent=FEW), MomentMatching()])
 def test_a_model_can_be_stored(solver, tmp_path):
     data = np.random.default_rng(0).normal(size=(40, 1))
-    model = KernelExpFamily(solver=solver, lengthscale=1.0, rkhs_penalty=0.1, n_centres=8, random_state=0).fit(data)
+    model = KernelExpFamily(
+        solver=solver, lengthscale=1.0, rkhs_penalty=0.1, n_centres=8, random_state=0
+    ).fit(data)
     model.save(tmp_path / "model.kexpfam")
     back = kexpfam.load(tmp_path / "model.kexpfam")
     np.testing.assert_array_equal(back.score_samples(data), model.score_samples(data))
@@ -141,13 +150,17 @@ def test_settings_can_be_stored(solver, tmp_path):
     assert eqx.tree_equal(load_tree(tmp_path / "solver.kexpfam")[1], solver)
 
 
-@pytest.mark.parametrize("wrong", [lambda: ContrastiveDivergence(steps=-1), lambda: AnnealedLikelihood(steps=-1)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: ContrastiveDivergence(steps=-1), lambda: AnnealedLikelihood(steps=-1)]
+)
 def test_a_negative_number_of_steps_is_refused(wrong):
     with pytest.raises(ValueError, match="steps must be at least 0, got -1"):
         wrong()
 
 
-@pytest.mark.parametrize("wrong", [lambda: Chains(count=0), lambda: Annealing(particles=0), lambda: MomentMatching(steps=0)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: Chains(count=0), lambda: Annealing(particles=0), lambda: MomentMatching(steps=0)]
+)
 def test_sizes_are_at_least_one(wrong):
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         wrong()

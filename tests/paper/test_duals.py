@@ -34,7 +34,9 @@ def two_components(*, only_weights=False):
 def bumpy_tilt():
     """Return an f with curvature over a normal in the plane, so that forces change along a path."""
     space = FeatureSpace.of_kernels(
-        kernels.Gaussian(0.8), kernels.Gaussian(0.8), Sample.unconditional(np.random.default_rng(0).normal(size=(5, 2)))
+        kernels.Gaussian(0.8),
+        kernels.Gaussian(0.8),
+        Sample.unconditional(np.random.default_rng(0).normal(size=(5, 2))),
     )
     return Tilt(space, jnp.array([1.0, -0.5, 0.8, 0.3, -1.0]), Gaussian(jnp.zeros(2), jnp.eye(2)))
 
@@ -45,9 +47,13 @@ def normal_divergence(mean, factor):
 
 
 def test_a_dual_starts_as_the_mixture_it_is_made_of():
-    mixture = Mixture.of(jnp.log(jnp.array([0.3, 0.7])), jnp.array([[-1.0, 0.0], [1.0, 0.5]]), np.stack([FACTOR, np.eye(2)]))
+    mixture = Mixture.of(
+        jnp.log(jnp.array([0.3, 0.7])), jnp.array([[-1.0, 0.0], [1.0, 0.5]]), np.stack([FACTOR, np.eye(2)])
+    )
     points = np.random.default_rng(0).normal(size=(20, 2))
-    np.testing.assert_allclose(MixtureDual.of(mixture).log_densities(points), mixture.log_densities(points), rtol=1e-10)
+    np.testing.assert_allclose(
+        MixtureDual.of(mixture).log_densities(points), mixture.log_densities(points), rtol=1e-10
+    )
 
 
 def test_the_divergence_of_a_gaussian_and_its_gradient_have_their_closed_forms():
@@ -79,9 +85,9 @@ def test_the_weights_of_components_have_an_exact_gradient():
 
 def test_particles_move_by_their_weights_alone():
     base = Gaussian(jnp.zeros(2), jnp.eye(2))
-    gradient = eqx.filter_jit(eqx.filter_grad(lambda dual: divergence(base, dual.pathwise_draws(200, key=jr.key(0)))))(
-        two_components(only_weights=True)
-    )
+    gradient = eqx.filter_jit(
+        eqx.filter_grad(lambda dual: divergence(base, dual.pathwise_draws(200, key=jr.key(0))))
+    )(two_components(only_weights=True))
     assert np.all(np.asarray(gradient.means) == 0.0) and np.all(np.asarray(gradient.factors) == 0.0)
     assert np.all(np.asarray(gradient.logits) != 0.0)
 
@@ -107,7 +113,9 @@ def test_the_marginal_density_of_dynamics_is_the_closed_form_of_a_linear_map():
     size, scale, steps = 0.4, 0.8, 3
     half = np.array([[1.0, 0.0], [-0.5 * size, 1.0]])
     step = half @ np.array([[1.0, size], [0.0, 1.0]]) @ half
-    variance = (np.linalg.matrix_power(step, steps) @ np.diag([scale**2, 1.0]) @ np.linalg.matrix_power(step, steps).T)[0, 0]
+    variance = (
+        np.linalg.matrix_power(step, steps) @ np.diag([scale**2, 1.0]) @ np.linalg.matrix_power(step, steps).T
+    )[0, 0]
     start = MixtureDual.of(Mixture.of(jnp.zeros(1), jnp.zeros((1, 1)), jnp.full((1, 1, 1), scale)))
     dual = DynamicsDual(start, Leapfrog(tilted_normal(0.0), jnp.full((steps, 1), jnp.log(size))))
     points = np.linspace(-2.0, 2.0, 9)[:, None]
@@ -121,8 +129,12 @@ def test_the_joint_divergence_of_dynamics_is_its_closed_form_where_nothing_moves
     # Steps of size 0 leave a normal start where it is: the joint KL is that of the positions.
     start = MixtureDual.of(Mixture.of(jnp.zeros(1), jnp.full((1, 1), 0.5), jnp.full((1, 1, 1), 0.8)))
     still = DynamicsDual(start, Leapfrog(tilted_normal(0.3), jnp.full((2, 1), -40.0)))
-    value = float(eqx.filter_jit(lambda dual: divergence(normal(), dual.pathwise_draws(40_000, key=jr.key(0))))(still))
-    assert value == pytest.approx(normal_divergence(np.array([0.5]), np.array([[0.8]])), abs=5 / np.sqrt(40_000))
+    value = float(
+        eqx.filter_jit(lambda dual: divergence(normal(), dual.pathwise_draws(40_000, key=jr.key(0))))(still)
+    )
+    assert value == pytest.approx(
+        normal_divergence(np.array([0.5]), np.array([[0.8]])), abs=5 / np.sqrt(40_000)
+    )
 
 
 @pytest.mark.parametrize("family", ["particles", "gaussian", "mixture", "dynamics"])
@@ -161,7 +173,10 @@ def test_the_density_of_a_flow_integrates_to_one():
     pytest.importorskip("flowjax")
     dual = FlowDual.draw(2, layers=2, width=8, key=jr.key(0))
     moving, rest = eqx.partition(dual, eqx.is_inexact_array)
-    dual = eqx.combine(jax.tree.map(lambda leaf: leaf + 0.2 * jnp.sin(jnp.arange(leaf.size)).reshape(leaf.shape), moving), rest)
+    dual = eqx.combine(
+        jax.tree.map(lambda leaf: leaf + 0.2 * jnp.sin(jnp.arange(leaf.size)).reshape(leaf.shape), moving),
+        rest,
+    )
     points, volume = midpoint_grid([-9.0, -9.0], [9.0, 9.0], 120)
     log_densities = dual.log_densities(points)
     assert volume * np.exp(log_densities).sum() == pytest.approx(1.0, abs=5e-3)

@@ -23,7 +23,11 @@ from kexpfam.paper.functional import AscentState, FunctionalAscent, FunctionalGr
 
 SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
 SMALL = FunctionalAscent(batch_size=32, ascents=2, width=16, depth=2)
-WARM = {"warm_start": True, "polish": True, "distillation": Distillation(components=16, draws=3000, candidates=10_000)}
+WARM = {
+    "warm_start": True,
+    "polish": True,
+    "distillation": Distillation(components=16, draws=3000, candidates=10_000),
+}
 WIDTH, PENALTY = 0.7, 0.01
 
 
@@ -75,7 +79,9 @@ class Twin:
     def ascend(self, data, noise, base, log_weights, anchor, rate):
         count = len(data)
         moved = noise @ self.matrix + self.shift
-        masses = [np.exp(self.value(self.nu, x) + a + w) for x, a, w in zip(base, anchor, log_weights, strict=True)]
+        masses = [
+            np.exp(self.value(self.nu, x) + a + w) for x, a, w in zip(base, anchor, log_weights, strict=True)
+        ]
         self.f = [(z, (1 - PENALTY * rate) * c) for z, c in self.f]
         self.f += [(x, rate / count) for x in data] + [(x, -rate / count) for x in moved]
         self.nu += [(x, rate / count) for x in moved]
@@ -102,7 +108,10 @@ def twin_after(posed, transport, ascent, steps, *, key):
     for step in range(steps):
         with jax.threefry_partitionable(False):  # the loop's own setting
             batches = draws(jr.split(jr.fold_in(key, step), ascent.ascents + 1))
-        rows = [np.asarray(part) for part in (batches.data.target, batches.noise, batches.base, batches.base_log_weights)]
+        rows = [
+            np.asarray(part)
+            for part in (batches.data.target, batches.noise, batches.base, batches.base_log_weights)
+        ]
         for inner in range(ascent.ascents):
             rate = float(ascent.rate) / np.sqrt(1 + (step * ascent.ascents + inner) / float(ascent.horizon))
             twin.ascend(*(part[inner] for part in rows), log_ratio(rows[2][inner]), rate)
@@ -116,7 +125,9 @@ LONG = pytest.param(200, 1, 5.0, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(("steps", "ascents", "clip"), [LONG, (40, 2, 5.0), (20, 3, 0.05)])
 def test_the_players_are_those_of_the_printed_algorithm(problem, steps, ascents, clip):
-    ascent = FunctionalAscent(rate=0.5, transport_rate=0.05, horizon=20.0, clip=clip, ascents=ascents, batch_size=2)
+    ascent = FunctionalAscent(
+        rate=0.5, transport_rate=0.05, horizon=20.0, clip=clip, ascents=ascents, batch_size=2
+    )
     nearby = Gaussian(problem.base.mean + 0.1, 0.9 * problem.base.cholesky)
     posed, state = start(problem, 2 * 2 * ascents * steps, reference=nearby)
     outcome = run(posed, ascent, state, steps=steps, key=jr.key(3), stage="steps")
@@ -134,7 +145,9 @@ def test_the_players_are_those_of_the_printed_algorithm(problem, steps, ascents,
 
 
 def test_a_functional_step_in_features_is_the_gradient_of_the_saddle_function(problem):
-    posed = eqx.tree_at(lambda p: p.inverse_temperature, pose(problem, problem.base, problem.space), jnp.asarray(2.0))
+    posed = eqx.tree_at(
+        lambda p: p.inverse_temperature, pose(problem, problem.base, problem.space), jnp.asarray(2.0)
+    )
     rng, size = np.random.default_rng(0), problem.space.size
     f, nu = (jnp.asarray(0.3 * rng.normal(size=size)) for _ in range(2))
     point = Point(f, Member(problem.space, nu), Affine(jnp.eye(2), jnp.zeros(2)))
@@ -158,7 +171,9 @@ def test_a_step_in_expansions_is_the_same_function_as_one_in_features(problem):
     points = jnp.asarray(rng.normal(size=(20, 2)))
     expected = problem.space.evaluate(weights, points, jnp.zeros((20, 0)))
     np.testing.assert_allclose(expansions.evaluate(grown, points, None), expected, atol=1e-5)
-    assert float(expansions.squared_norm(grown)) == pytest.approx(float(problem.space.squared_norm(weights)), rel=1e-4)
+    assert float(expansions.squared_norm(grown)) == pytest.approx(
+        float(problem.space.squared_norm(weights)), rel=1e-4
+    )
 
 
 def test_a_full_expansion_overwrites_its_oldest_terms_but_not_its_start():
@@ -228,7 +243,9 @@ def test_the_trace_is_finite_and_a_stored_model_scores_the_same(warm, moons, tmp
 
 @pytest.mark.slow
 def test_the_cold_start_without_polish_improves_on_the_base(moons):
-    quick = FunctionalAscent(rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=16, ascents=2, width=16, depth=2)
+    quick = FunctionalAscent(
+        rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=16, ascents=2, width=16, depth=2
+    )
     solver = FunctionalGradient(ascent=quick, steps=75)
     model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.RAN_ALL_STEPS
@@ -281,7 +298,9 @@ def operations_of_a_step(dim: int, terms: int) -> float:
     transport = Affine(jnp.eye(dim), jnp.zeros(dim))
     posed = SaddleProblem(sample, base, space, base, jnp.array(PENALTY), jnp.array(1.0), anchored=False)
     batch = draw_batch(posed, 16, key=jr.key(0))
-    step = jax.jit(lambda f, nu: climbed(posed, Point(f, Member(space, nu), transport), batch, jnp.array(0.1)))
+    step = jax.jit(
+        lambda f, nu: climbed(posed, Point(f, Member(space, nu), transport), batch, jnp.array(0.1))
+    )
     return step.lower(full, full).compile().cost_analysis()["flops"]
 
 

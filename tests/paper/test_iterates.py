@@ -57,14 +57,20 @@ START = jnp.zeros(3)
 def go(solver, steps, *, seed=0, **options):
     state = solver.init(None, START, key=jr.key(0))
     watch = lambda state: np.asarray(state.point.f_weights)
-    return run(None, solver, state, steps=steps, key=jr.key(seed), chunk=1, watch=watch, stage="walk", **options)
+    return run(
+        None, solver, state, steps=steps, key=jr.key(seed), chunk=1, watch=watch, stage="walk", **options
+    )
 
 
-@pytest.mark.parametrize(("steps", "first"), [(1, 1), (2, 2), (3, 2), (4, 3), (8, 5), (13, 5), (15, 5), (16, 9)])
+@pytest.mark.parametrize(
+    ("steps", "first"), [(1, 1), (2, 2), (3, 2), (4, 3), (8, 5), (13, 5), (15, 5), (16, 9)]
+)
 def test_the_average_is_the_mean_of_the_later_iterates(steps, first):
     outcome = go(Averaged(Walker()), steps)
     recorded = [outcome.watched[str(step)] for step in range(first, steps + 1)]
-    np.testing.assert_allclose(Averaged(Walker()).answer(outcome.state).f_weights, np.mean(recorded, 0), rtol=1e-12)
+    np.testing.assert_allclose(
+        Averaged(Walker()).answer(outcome.state).f_weights, np.mean(recorded, 0), rtol=1e-12
+    )
     assert len(recorded) >= steps / 2
 
 
@@ -79,7 +85,9 @@ def test_a_wrapper_does_not_change_the_path(wrapper):
 @pytest.mark.parametrize("wrapper", [Averaged, RandomIterate])
 def test_without_steps_the_answer_is_the_start(wrapper):
     solver = wrapper(Walker())
-    np.testing.assert_array_equal(solver.answer(solver.init(None, START + 2.0, key=jr.key(0))).f_weights, START + 2.0)
+    np.testing.assert_array_equal(
+        solver.answer(solver.init(None, START + 2.0, key=jr.key(0))).f_weights, START + 2.0
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
@@ -88,10 +96,14 @@ def test_each_iterate_is_chosen_as_often_as_its_step_size_says(seed):
 
     def chosen(key):
         start = solver.init(None, START, key=key)
-        state, _ = jax.lax.scan(lambda state, key: (solver.step(None, state, key=key)[0], None), start, jr.split(key, steps))
+        state, _ = jax.lax.scan(
+            lambda state, key: (solver.step(None, state, key=key)[0], None), start, jr.split(key, steps)
+        )
         return solver.answer(state).f_weights[0]
 
-    counts = np.bincount(np.asarray(jax.jit(jax.vmap(chosen))(jr.split(jr.key(seed), runs))).astype(int), minlength=steps + 1)
+    counts = np.bincount(
+        np.asarray(jax.jit(jax.vmap(chosen))(jr.split(jr.key(seed), runs))).astype(int), minlength=steps + 1
+    )
     sizes = np.array([float(Walker().schedule(step)) for step in range(steps)])
     assert counts[0] == 0
     # Below 0.0005 once in five hundred times four seeds, if the choice is right; equal shares would give 1e-100.
@@ -119,7 +131,11 @@ def problem():
 
 def test_the_answer_of_a_wrapped_saddle_point_is_what_the_default_solver_keeps(problem, monkeypatch):
     saddle = RandomIterate(
-        Averaged(DoublyDual(width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1))
+        Averaged(
+            DoublyDual(
+                width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1
+            )
+        )
     )
     ends = []
     monkeypatch.setattr(dde, "run", lambda *args, **options: ends.append(run(*args, **options)) or ends[-1])

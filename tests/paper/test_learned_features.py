@@ -16,7 +16,14 @@ from kexpfam.model import kernels
 from kexpfam.model.density import Tilt
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import Constant, FeatureSpace, NetworkSpan, RandomFeatures
-from kexpfam.paper.learned_features import AdaptedFeatures, DeepNetwork, Evidence, Learning, Linear, held_out_score
+from kexpfam.paper.learned_features import (
+    AdaptedFeatures,
+    DeepNetwork,
+    Evidence,
+    Learning,
+    Linear,
+    held_out_score,
+)
 
 SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
 LEARNING = Learning(stages=4)
@@ -34,7 +41,9 @@ def exact(moons):
 
 @pytest.fixture(scope="module")
 def adapted(moons):
-    return KernelExpFamily(solver=AdaptedFeatures(count=20, steps=100, learning=LEARNING), **SETTINGS).fit(moons)
+    return KernelExpFamily(solver=AdaptedFeatures(count=20, steps=100, learning=LEARNING), **SETTINGS).fit(
+        moons
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +57,9 @@ def deep(moons):
 def test_the_density_is_near_the_exact_one_or_better(name, exact, held_out, request):
     model = request.getfixturevalue(name)
     assert model.solution_.status is Status.CONVERGED
-    assert model.score(held_out) > exact.score(held_out) - 0.08  # 150 rows: both are some tenths from the truth
+    assert (
+        model.score(held_out) > exact.score(held_out) - 0.08
+    )  # 150 rows: both are some tenths from the truth
 
 
 @pytest.mark.slow
@@ -56,7 +67,9 @@ def test_the_density_is_near_the_exact_one_or_better(name, exact, held_out, requ
 def test_a_stored_model_scores_the_same(name, moons, tmp_path, request):
     model = request.getfixturevalue(name)
     model.save(tmp_path / "model.kexpfam")
-    np.testing.assert_allclose(load(tmp_path / "model.kexpfam").score_samples(moons), model.score_samples(moons))
+    np.testing.assert_allclose(
+        load(tmp_path / "model.kexpfam").score_samples(moons), model.score_samples(moons)
+    )
 
 
 @pytest.mark.slow
@@ -101,18 +114,25 @@ def test_the_value_of_a_step_is_the_penalised_likelihood():
     span = NetworkSpan.draw(1, width=6, depth=1, key=jr.key(0))
     weights = np.random.default_rng(1).normal(size=6)
     evidence = Evidence(
-        jnp.asarray(problem.sample.target), jnp.asarray(nodes.points), jnp.asarray(nodes.log_weights), jnp.asarray(1e-2)
+        jnp.asarray(problem.sample.target),
+        jnp.asarray(nodes.points),
+        jnp.asarray(nodes.log_weights),
+        jnp.asarray(1e-2),
     )
     learning = Learning(decay=0.1, batch_size=20_000, nodes_per_batch=20_000)
     state = learning.init(Linear(span, jnp.asarray(weights)))
     health = jax.jit(lambda key: learning.step(evidence, state, key=key)[1])(jr.key(0))
     posed = likelihood(problem.within(FeatureSpace(Constant(), span)), nodes)
-    value = weights @ posed.mean_feature - convex.log_partitions(posed, weights)[0] - 0.005 * weights @ weights
+    value = (
+        weights @ posed.mean_feature - convex.log_partitions(posed, weights)[0] - 0.005 * weights @ weights
+    )
     layer = span.body.layers[0]
     value -= 0.05 * (np.sum(np.asarray(layer.weight) ** 2) + np.sum(np.asarray(layer.bias) ** 2))
     masses = np.exp(posed.exponents(weights)[0])
     # The batch is drawn: the error of its mean of f, and that of the logarithm of its mean mass.
-    error = np.hypot((span.matrix(problem.sample.target) @ weights).std(), masses.std() / masses.mean()) / np.sqrt(20_000)
+    error = np.hypot(
+        (span.matrix(problem.sample.target) @ weights).std(), masses.std() / masses.mean()
+    ) / np.sqrt(20_000)
     assert float(health.value) == pytest.approx(value, abs=5 * error)
 
 
@@ -121,11 +141,20 @@ def test_learning_climbs_the_penalised_likelihood():
     nodes = grid_nodes(problem.base, np.asarray(problem.sample.target))
     span = RandomFeatures.draw(kernels.Gaussian(3.0), 1, count=2, key=jr.key(1))
     evidence = Evidence(
-        jnp.asarray(problem.sample.target), jnp.asarray(nodes.points), jnp.asarray(nodes.log_weights), jnp.asarray(1e-2)
+        jnp.asarray(problem.sample.target),
+        jnp.asarray(nodes.points),
+        jnp.asarray(nodes.log_weights),
+        jnp.asarray(1e-2),
     )
     learning = Learning(rate=1e-2, batch_size=64, nodes_per_batch=256)
     outcome = run(
-        evidence, learning, learning.init(Linear(span, jnp.zeros(4))), steps=200, key=jr.key(0), chunk=100, stage="features"
+        evidence,
+        learning,
+        learning.init(Linear(span, jnp.zeros(4))),
+        steps=200,
+        key=jr.key(0),
+        chunk=100,
+        stage="features",
     )
 
     def optimum(span):

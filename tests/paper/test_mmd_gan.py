@@ -32,16 +32,24 @@ class Discrete:
     def __init__(self):
         rng = np.random.default_rng(0)
         self.nodes = np.linspace(-4.0, 4.0, 41)[:, None]
-        data = np.where(rng.uniform(size=30) < 0.5, rng.normal(-1.2, 0.3, 30), rng.normal(1.0, 0.5, 30))[:, None]
+        data = np.where(rng.uniform(size=30) < 0.5, rng.normal(-1.2, 0.3, 30), rng.normal(1.0, 0.5, 30))[
+            :, None
+        ]
         base, sample = Gaussian(jnp.zeros(1), jnp.eye(1)), Sample.unconditional(data)
         # f's best lies in the span of data *and* nodes: both are centres.
-        space = FeatureSpace.of_kernels(KERNEL, KERNEL, Sample.unconditional(np.concatenate([self.nodes, data])))
-        self.problem = SaddleProblem(sample, base, space, base, jnp.asarray(PENALTY), jnp.asarray(1.0), anchored=False)
+        space = FeatureSpace.of_kernels(
+            KERNEL, KERNEL, Sample.unconditional(np.concatenate([self.nodes, data]))
+        )
+        self.problem = SaddleProblem(
+            sample, base, space, base, jnp.asarray(PENALTY), jnp.asarray(1.0), anchored=False
+        )
         self.log_base = np.asarray(jax.nn.log_softmax(jnp.asarray(base.log_densities(self.nodes))))
         self.features, self.mean = space.target.matrix(self.nodes), space.target.matrix(data).mean(0)
         self.likelihood = convex.Likelihood.unconditional(self.mean, self.features, self.log_base)
         self.optimum = convex.maximise(self.likelihood, PENALTY, np.zeros(space.size))
-        self.dual = jax.jit(lambda masses: regularised_mmd(self.problem, KERNEL, self.draws(masses), self.draws(masses)).value)
+        self.dual = jax.jit(
+            lambda masses: regularised_mmd(self.problem, KERNEL, self.draws(masses), self.draws(masses)).value
+        )
 
     def draws(self, masses):
         """Return the measure with these masses; its density is relative to the base's masses, as on a grid."""
@@ -65,13 +73,17 @@ def random_masses():
 
 def test_the_least_regularised_mmd_is_the_largest_penalised_likelihood(discrete):
     value = jax.jit(jax.value_and_grad(lambda logits: discrete.dual(jax.nn.softmax(logits))))
-    result = scipy.optimize.minimize(value, discrete.log_base, jac=True, method="L-BFGS-B", options={"maxiter": 2000})
+    result = scipy.optimize.minimize(
+        value, discrete.log_base, jac=True, method="L-BFGS-B", options={"maxiter": 2000}
+    )
     assert result.fun == pytest.approx(discrete.optimum.value, abs=1e-5)
     masses = np.asarray(jax.nn.softmax(result.x))
     np.testing.assert_allclose(masses, discrete.density(discrete.optimum.weights), atol=1e-3)
     # The witness of that q is the f of the likelihood.
     witness = (discrete.mean - masses @ discrete.features) / PENALTY
-    np.testing.assert_allclose(discrete.features @ witness, discrete.features @ discrete.optimum.weights, atol=2e-2)
+    np.testing.assert_allclose(
+        discrete.features @ witness, discrete.features @ discrete.optimum.weights, atol=2e-2
+    )
 
 
 def test_at_the_exact_density_the_dual_has_the_primal_value(discrete, random_masses):
@@ -88,7 +100,9 @@ def test_the_dual_is_convex_in_the_masses(discrete, random_masses):
 
 def test_the_witness_is_the_best_f_and_the_mmd_its_value(discrete, random_masses):
     terms = jax.jit(
-        lambda f, masses: singly_dual_terms(f, discrete.problem, jnp.asarray(discrete.mean), discrete.draws(masses))
+        lambda f, masses: singly_dual_terms(
+            f, discrete.problem, jnp.asarray(discrete.mean), discrete.draws(masses)
+        )
     )
     for masses in random_masses[:3]:
         witness = (discrete.mean - masses @ discrete.features) / PENALTY
@@ -110,11 +124,17 @@ def test_two_sets_of_draws_estimate_the_mmd_without_bias(discrete):
     mean, scale, length = 0.3, 0.8, 0.7
     dual = MixtureDual.of(Mixture.of(jnp.zeros(1), jnp.full((1, 1), mean), jnp.full((1, 1, 1), scale)))
     data = np.asarray(discrete.problem.sample.target)[:, 0]
-    smooth = lambda gap, added: np.sqrt(length**2 / (length**2 + added)) * np.exp(-0.5 * gap**2 / (length**2 + added))
+    smooth = lambda gap, added: (
+        np.sqrt(length**2 / (length**2 + added)) * np.exp(-0.5 * gap**2 / (length**2 + added))
+    )
     squared = np.exp(-0.5 * (data[:, None] - data) ** 2 / length**2).mean()
     squared += smooth(0.0, 2 * scale**2) - 2 * smooth(data - mean, scale**2).mean()
     estimate = jax.jit(
-        lambda k: regularised_mmd(discrete.problem, KERNEL, *[dual.pathwise_draws(64, key=h) for h in jr.split(k)]).mmd
+        lambda k: (
+            regularised_mmd(
+                discrete.problem, KERNEL, *[dual.pathwise_draws(64, key=h) for h in jr.split(k)]
+            ).mmd
+        )
     )
     values = np.array([float(estimate(key)) for key in jr.split(jr.key(0), 400)])
     assert abs(values.mean() - 0.5 * squared / PENALTY) < 5 * values.std() / np.sqrt(400)
@@ -131,7 +151,9 @@ def values(problem, dual, kernel):
 def test_own_pairs_are_what_the_biased_estimate_has_more(discrete):
     gram = np.asarray(KERNEL.gram(discrete.problem.sample.target, discrete.problem.sample.target))
     distinct = (gram.sum() - np.trace(gram)) / (30 * 29)
-    assert float(_own_pairs(discrete.problem, KERNEL)) == pytest.approx(0.5 * (gram.mean() - distinct) / PENALTY)
+    assert float(_own_pairs(discrete.problem, KERNEL)) == pytest.approx(
+        0.5 * (gram.mean() - distinct) / PENALTY
+    )
 
 
 def test_the_kernel_climbs_and_the_dual_falls(discrete):
@@ -140,9 +162,16 @@ def test_the_kernel_climbs_and_the_dual_falls(discrete):
     for rates, player in {(0.0, 1e-2): "kernel", (1e-2, 0.0): "dual"}.items():
         solver = MMDGAN(learn="lengthscales", steps=100, rate=rates[0], kernel_rate=rates[1], batch_size=1024)
         state = solver.init(Players(dual, start))
-        players = run(discrete.problem, solver, state, steps=20, chunk=20, key=jr.key(1), stage="steps").state.players
-        before, after = values(discrete.problem, dual, start), values(discrete.problem, players.dual, players.kernel)
-        assert float(after[0]) > float(before[0]) if player == "kernel" else float(after[1]) < float(before[1])
+        players = run(
+            discrete.problem, solver, state, steps=20, chunk=20, key=jr.key(1), stage="steps"
+        ).state.players
+        before, after = (
+            values(discrete.problem, dual, start),
+            values(discrete.problem, players.dual, players.kernel),
+        )
+        assert (
+            float(after[0]) > float(before[0]) if player == "kernel" else float(after[1]) < float(before[1])
+        )
         assert eqx.tree_equal(players.dual, dual) == (player == "kernel")
         assert eqx.tree_equal(players.kernel, start) == (player == "dual")
 
@@ -177,4 +206,6 @@ def test_bad_settings_say_what_is_good():
     with pytest.raises(ValueError, match=r"use SinglyDual\(family='dynamics'\)"):
         MMDGAN(family="dynamics")
     with pytest.raises(ValueError, match=r"leave space at 'nystrom' or 'full'"):
-        KernelExpFamily(solver="mmd_gan", space="random_features", **SETTINGS).fit(two_moons().sample(50, random_state=0))
+        KernelExpFamily(solver="mmd_gan", space="random_features", **SETTINGS).fit(
+            two_moons().sample(50, random_state=0)
+        )

@@ -24,7 +24,9 @@ def problem_of(data, lengthscale, penalty):
 
 def line(penalty=1e-3):
     rng = np.random.default_rng(0)
-    return problem_of(np.concatenate([rng.normal(-1.5, 0.4, 25), rng.normal(1.0, 0.6, 40)])[:, None], 0.5, penalty)
+    return problem_of(
+        np.concatenate([rng.normal(-1.5, 0.4, 25), rng.normal(1.0, 0.6, 40)])[:, None], 0.5, penalty
+    )
 
 
 def moons(penalty=1e-3):
@@ -37,7 +39,9 @@ def on_nodes(problem, fineness=1.0):
 
 
 def matched(posed, penalty, **settings):
-    return MomentMatching(**settings).match(posed.mean_feature, posed.node_features, posed.log_weights[0], penalty)
+    return MomentMatching(**settings).match(
+        posed.mean_feature, posed.node_features, posed.log_weights[0], penalty
+    )
 
 
 @pytest.mark.parametrize("penalty", [1e-1, 1e-3, 1e-4])
@@ -114,7 +118,9 @@ def test_the_solver_gives_the_f_of_the_exact_one(data):
     problem = data()
     first, second = (solver.solve(problem, key=jr.key(0)) for solver in (MomentMatching(), convex.Convex()))
     assert first.status is Status.CONVERGED
-    np.testing.assert_allclose(first.tilt.values(problem.sample.target), second.tilt.values(problem.sample.target), atol=1e-4)
+    np.testing.assert_allclose(
+        first.tilt.values(problem.sample.target), second.tilt.values(problem.sample.target), atol=1e-4
+    )
     assert np.all(np.isfinite(first.sampler.draw(jnp.zeros((50, 0)), key=jr.key(1))))
 
 

@@ -15,13 +15,19 @@ from kexpfam.paper.functional import FunctionalAscent
 from kexpfam.paper.random_features import RandomFeatureGradient
 
 SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
-WARM = {"warm_start": True, "polish": True, "distillation": Distillation(components=16, draws=3000, candidates=10_000)}
+WARM = {
+    "warm_start": True,
+    "polish": True,
+    "distillation": Distillation(components=16, draws=3000, candidates=10_000),
+}
 SMALL = FunctionalAscent(batch_size=32, ascents=2, width=16, depth=2)
 
 
 @pytest.fixture(scope="module")
 def warm(moons):
-    return KernelExpFamily(solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, **WARM), **SETTINGS).fit(moons)
+    return KernelExpFamily(
+        solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, **WARM), **SETTINGS
+    ).fit(moons)
 
 
 @pytest.mark.slow
@@ -46,12 +52,16 @@ def test_f_lives_on_as_many_random_features_as_asked_for(warm):
 @pytest.mark.slow
 def test_a_stored_model_scores_the_same(warm, moons, tmp_path):
     warm.save(tmp_path / "model.kexpfam")
-    np.testing.assert_allclose(load(tmp_path / "model.kexpfam").score_samples(moons), warm.score_samples(moons))
+    np.testing.assert_allclose(
+        load(tmp_path / "model.kexpfam").score_samples(moons), warm.score_samples(moons)
+    )
 
 
 @pytest.mark.slow
 def test_the_raw_steps_from_the_cold_climb_the_likelihood(moons):
-    quick = FunctionalAscent(rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=64, ascents=2, width=16, depth=2)
+    quick = FunctionalAscent(
+        rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=64, ascents=2, width=16, depth=2
+    )
     solver = RandomFeatureGradient(ascent=quick, steps=75, count=50)
     model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.RAN_ALL_STEPS
@@ -74,7 +84,8 @@ def test_conditional_steps_come_with_the_product_space():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"count": 0}, "count must be at least 1"), ({"steps": -1}, "steps must be at least 0, got -1")]
+    ("settings", "message"),
+    [({"count": 0}, "count must be at least 1"), ({"steps": -1}, "steps must be at least 0, got -1")],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -119,7 +119,9 @@ def test_a_dual_of_ones_own_is_the_start():
 
 
 def test_bad_settings_are_named_with_the_good_ones():
-    with pytest.raises(ValueError, match=r"particles, gaussian, mixture, flow, dynamics, or a dual; got 'cauchy'"):
+    with pytest.raises(
+        ValueError, match=r"particles, gaussian, mixture, flow, dynamics, or a dual; got 'cauchy'"
+    ):
         SinglyDual(family="cauchy")
     with pytest.raises(ValueError, match="steps must be at least 0, got -1"):
         SinglyDual(steps=-1)

@@ -34,8 +34,14 @@ def rows():
 def both(rows):
     """Return the problem with weights and the one with repeated rows."""
     data, counts = rows
-    base, space = Gaussian(np.zeros(1), np.eye(1)), FeatureSpace.of_kernels(KERNEL, KERNEL, Sample.unconditional(data[::3]))
-    samples = Sample.unconditional(data, counts.astype(float)), Sample.unconditional(np.repeat(data, counts, axis=0))
+    base, space = (
+        Gaussian(np.zeros(1), np.eye(1)),
+        FeatureSpace.of_kernels(KERNEL, KERNEL, Sample.unconditional(data[::3])),
+    )
+    samples = (
+        Sample.unconditional(data, counts.astype(float)),
+        Sample.unconditional(np.repeat(data, counts, axis=0)),
+    )
     integration = Integration(cells=(100,), tail_cells=(10,), conditional_cells=(100,))
     return [Problem(sample, base, space, 0.05, base, integration) for sample in samples]
 
@@ -48,7 +54,9 @@ def test_the_mean_feature_of_an_ascent_is_that_of_repeated_rows(both):
 def test_the_regularised_mmd_and_its_witness_are_those_of_repeated_rows(both):
     points = jnp.linspace(-2.0, 2.0, 9)[:, None]
     draws = PathwiseDraws(points, jnp.full(9, 1.0 / 9.0), jnp.zeros(9))
-    weighted, repeated = (regularised_mmd(pose(problem, problem.base, problem.space), KERNEL, draws, draws) for problem in both)
+    weighted, repeated = (
+        regularised_mmd(pose(problem, problem.base, problem.space), KERNEL, draws, draws) for problem in both
+    )
     np.testing.assert_allclose(weighted.value, repeated.value, rtol=1e-9)
     dual = MixtureDual.of(Mixture.of(np.zeros(1), np.zeros((1, 1)), np.ones((1, 1, 1))))
     first, second = (witness(problem, dual, key=jr.key(0)) for problem in both)
@@ -58,7 +66,10 @@ def test_the_regularised_mmd_and_its_witness_are_those_of_repeated_rows(both):
 def test_held_out_scores_of_learned_features_are_those_of_repeated_rows(both):
     weighted, repeated = both
     nodes = weighted.nodes(key=None)
-    scores = [held_out_score(weighted, weighted.space.target, nodes, problem.sample, nodes) for problem in (weighted, repeated)]
+    scores = [
+        held_out_score(weighted, weighted.space.target, nodes, problem.sample, nodes)
+        for problem in (weighted, repeated)
+    ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-10)
 
 

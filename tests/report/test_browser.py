@@ -14,7 +14,9 @@ import kexpfam
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: install Debian's chromium to look at reports")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no browser: install Debian's chromium to look at reports"
+)
 
 WIDTHS = (1280, 390)
 # The lowest contrast of small text that WCAG 2 allows, and the smallest letters (pixels) that we do; those of a pair plot on a
@@ -52,7 +54,11 @@ addEventListener("load", () => document.getElementById("found").textContent =
 def table(rows=80):
     rng = np.random.default_rng(0)
     first = rng.normal(size=rows)
-    names = ["age", "a name that is much longer than any column of a page on a telephone would ever be", "income ($) & <more>"]
+    names = [
+        "age",
+        "a name that is much longer than any column of a page on a telephone would ever be",
+        "income ($) & <more>",
+    ]
     return pd.DataFrame({name: first + 0.5 * rng.normal(size=rows) for name in names})
 
 
@@ -62,7 +68,11 @@ def density():
 
 def conditional():
     frame = table()
-    return ConditionalKernelDensity(condition_width=0.3, width=0.3).fit(frame.iloc[:, :2], frame.iloc[:, 2]).report()
+    return (
+        ConditionalKernelDensity(condition_width=0.3, width=0.3)
+        .fit(frame.iloc[:, :2], frame.iloc[:, 2])
+        .report()
+    )
 
 
 def comparison():
@@ -77,7 +87,10 @@ PAGES = {"density": density, "conditional": conditional, "comparison": compariso
 def page(request, tmp_path_factory):
     made, folder = PAGES[request.param](), tmp_path_factory.mktemp(request.param)
     made.save(folder / "report.html")
-    frames = "".join(f'<iframe src="report.html" width="{width}" height="900" frameborder="0"></iframe>' for width in WIDTHS)
+    frames = "".join(
+        f'<iframe src="report.html" width="{width}" height="900" frameborder="0"></iframe>'
+        for width in WIDTHS
+    )
     (folder / "look.html").write_text(LOOK % frames)
     return folder, made
 
@@ -92,10 +105,19 @@ def seen(folder, *options):
         "--allow-file-access-from-files",
         "--enable-logging=stderr",
     ]
-    command += ["--window-size=1700,1000", "--virtual-time-budget=10000", f"--user-data-dir={folder / 'profile'}", *options]
-    done = subprocess.run([*command, "--dump-dom", str(folder / "look.html")], capture_output=True, text=True, timeout=120)
+    command += [
+        "--window-size=1700,1000",
+        "--virtual-time-budget=10000",
+        f"--user-data-dir={folder / 'profile'}",
+        *options,
+    ]
+    done = subprocess.run(
+        [*command, "--dump-dom", str(folder / "look.html")], capture_output=True, text=True, timeout=120
+    )
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    return json.loads(html.unescape(found[1])), [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    return json.loads(html.unescape(found[1])), [
+        line for line in done.stderr.splitlines() if ":CONSOLE" in line
+    ]
 
 
 @pytest.mark.parametrize(("scheme", "option"), [("light", "1"), ("dark", "0")])

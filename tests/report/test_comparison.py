@@ -22,7 +22,9 @@ def pair(seed, rows=ROWS):
 @pytest.fixture(scope="module")
 def densities():
     data = np.random.default_rng(0).normal(size=(ROWS, 2))
-    return GaussianMixtureDensity(random_state=0).fit(data), KernelDensity(bandwidth=0.1, random_state=0).fit(data)
+    return GaussianMixtureDensity(random_state=0).fit(data), KernelDensity(bandwidth=0.1, random_state=0).fit(
+        data
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +51,17 @@ def test_scores_and_paired_errors_are_those_of_the_rows(densities):
         assert entry.crps is None and entry.off_support == 0
         assert entry.milliseconds_per_1000_draws > 0.0
     assert comparison.best == "GaussianMixtureDensity"
-    assert comparison.verdict.startswith(f"GaussianMixtureDensity is best on {ROWS} rows, ahead of KernelDensity by")
+    assert comparison.verdict.startswith(
+        f"GaussianMixtureDensity is best on {ROWS} rows, ahead of KernelDensity by"
+    )
 
 
 def test_a_right_model_is_calibrated_and_a_wrong_one_is_not(densities):
     new = np.random.default_rng(1).normal(size=(ROWS, 2))
-    right, wrong = kexpfam.compare(*densities, X=3.0 * new).entries, kexpfam.compare(*densities, X=new).entries
+    right, wrong = (
+        kexpfam.compare(*densities, X=3.0 * new).entries,
+        kexpfam.compare(*densities, X=new).entries,
+    )
     assert wrong[0].pit_p_value > 0.01 > right[0].pit_p_value
     low, high = 0.9 + np.array([-4.0, 4.0]) * np.sqrt(0.09 / ROWS)
     assert low - 0.02 < wrong[0].covered < high + 0.02
@@ -72,7 +79,9 @@ def test_one_target_has_calibration_and_crps(compared, conditionals):
 
 
 def test_models_that_do_not_differ_are_said_not_to(densities):
-    same = kexpfam.compare(densities[0], densities[0], X=np.zeros((20, 2)) + np.random.default_rng(2).normal(size=(20, 2)))
+    same = kexpfam.compare(
+        densities[0], densities[0], X=np.zeros((20, 2)) + np.random.default_rng(2).normal(size=(20, 2))
+    )
     assert [one.name for one in same.entries] == ["GaussianMixtureDensity 1", "GaussianMixtureDensity 2"]
     assert "cannot be told apart" in same.verdict
 

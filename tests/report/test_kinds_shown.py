@@ -20,7 +20,9 @@ def table(rows=120):
     region, amount = rng.choice(REGIONS, rows), rng.gamma(4.0, 2.0, rows)
     score = amount + rng.normal(size=rows)
     score[:10] = np.nan
-    return pd.DataFrame({"region": region, "children": rng.poisson(1.5, rows), "amount": amount, "score": score})
+    return pd.DataFrame(
+        {"region": region, "children": rng.poisson(1.5, rows), "amount": amount, "score": score}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,9 @@ class Outline(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self.ids += [value for name, value in attributes if name == "id"]
-        self.links += [value for name, value in attributes if name in ("href", "src", "xlink:href", "action", "data")]
+        self.links += [
+            value for name, value in attributes if name in ("href", "src", "xlink:href", "action", "data")
+        ]
         assert not any(name.startswith("on") for name, _ in attributes)
         if tag not in self.VOID:
             self.open.append(tag)
@@ -54,7 +56,9 @@ class Outline(html.parser.HTMLParser):
 def frame(columns, rows=80):
     rng = np.random.default_rng(0)
     first = rng.normal(size=rows)
-    return pd.DataFrame({name: first + (0.3 + 0.3 * k) * rng.normal(size=rows) for k, name in enumerate(columns)})
+    return pd.DataFrame(
+        {name: first + (0.3 + 0.3 * k) * rng.normal(size=rows) for k, name in enumerate(columns)}
+    )
 
 
 def joint(*columns):
@@ -64,7 +68,9 @@ def joint(*columns):
 def conditional(features, targets):
     whole = frame([*features, *targets])
     y = whole[targets[0]] if len(targets) == 1 else whole[list(targets)]
-    return ConditionalKernelDensity(condition_width=0.3, width=0.3, random_state=0).fit(whole[list(features)], y)
+    return ConditionalKernelDensity(condition_width=0.3, width=0.3, random_state=0).fit(
+        whole[list(features)], y
+    )
 
 
 MODELS = {
@@ -157,7 +163,10 @@ def test_a_table_escapes_its_cells_and_sets_numbers_to_the_right():
 def test_a_figure_has_its_caption_for_those_who_do_not_see_it():
     figure = joint("a").plot()
     drawn = drawing(figure, "one", 'a "small" figure')
-    assert 'aria-label="a &quot;small&quot; figure"' in drawn and "<figcaption>a &quot;small&quot; figure</figcaption>" in drawn
+    assert (
+        'aria-label="a &quot;small&quot; figure"' in drawn
+        and "<figcaption>a &quot;small&quot; figure</figcaption>" in drawn
+    )
     assert 'id="one-' in drawn
 
 

@@ -26,11 +26,19 @@ def first_call(monkeypatch):
 
 
 def test_a_summary_has_medians_and_their_ratios(first_call):
-    runs = {name: [{"import": value, "first call": 2 * value} for value in (1.0, 9.0, 2.0)] for name in first_call.CONTESTANTS}
-    runs["kexpfam"] = [{"import": 1.0, "fit": 6.0, "megabytes": 80.0, "first call": 8.0, "second fit": 2.0}] * 3
+    runs = {
+        name: [{"import": value, "first call": 2 * value} for value in (1.0, 9.0, 2.0)]
+        for name in first_call.CONTESTANTS
+    }
+    runs["kexpfam"] = [
+        {"import": 1.0, "fit": 6.0, "megabytes": 80.0, "first call": 8.0, "second fit": 2.0}
+    ] * 3
     record = first_call.summary(runs)
     assert record["medians"]["SplineFlow"] == {"import": 2.0, "first call": 4.0}
-    assert record["ratios"]["first call / SplineFlow"] == 2.0 and record["ratios"]["first fit / second fit"] == 3.0
+    assert (
+        record["ratios"]["first call / SplineFlow"] == 2.0
+        and record["ratios"]["first fit / second fit"] == 3.0
+    )
     text = first_call.table(record)
     assert "80.00 MB above import" in text and all(name in text for name in first_call.CONTESTANTS)
 

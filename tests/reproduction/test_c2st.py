@@ -50,7 +50,9 @@ def test_updates_and_losses_are_those_of_scikit_learn():
     reference, draws = clouds(3, 75, 2, 0.5)
     rows, is_draw = np.concatenate([reference, draws]).astype(np.float32), np.repeat([0, 1], 75)
     twin = MLPClassifier((20, 20), random_state=0).partial_fit(rows, is_draw, classes=[0, 1])
-    paired = lambda parts: [(jnp.asarray(w), jnp.asarray(b)) for w, b in zip(parts[:3], parts[3:], strict=True)]
+    paired = lambda parts: [
+        (jnp.asarray(w), jnp.asarray(b)) for w, b in zip(parts[:3], parts[3:], strict=True)
+    ]
     layers, first, second = (
         paired([part.copy() for part in parts])
         for parts in ([*twin.coefs_, *twin.intercepts_], twin._optimizer.ms, twin._optimizer.vs)
@@ -85,6 +87,9 @@ def test_every_row_is_judged_by_a_network_that_has_not_seen_it(monkeypatch):
 def test_what_is_left_of_an_epoch_is_an_update_of_its_own(monkeypatch):
     monkeypatch.setattr(module, "BATCH", 20)
     reference, draws = clouds(4, 25, 2, 0.5)
-    rows, is_draw = jnp.asarray(np.concatenate([reference, draws]), jnp.float32), jnp.repeat(jnp.array([0.0, 1.0]), 25)
+    rows, is_draw = (
+        jnp.asarray(np.concatenate([reference, draws]), jnp.float32),
+        jnp.repeat(jnp.array([0.0, 1.0]), 25),
+    )
     state = module._epoch(module._start(2, jr.key(0)), rows, is_draw, jr.key(1))
     assert int(state.updates) == 3 and int(state.epochs) == 1 and np.isfinite(float(state.lowest))

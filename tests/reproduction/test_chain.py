@@ -12,7 +12,17 @@ from kexpfam import cli
 from reproduction import figures, pages, runner, tables
 from reproduction.cost import Cost
 from reproduction.measurements import MEASUREMENTS
-from reproduction.methods import ALGORITHMS, CONDITIONALS, COSTED, DENSITIES, DUALS, OPTIONS, options_of, parted, solver_named
+from reproduction.methods import (
+    ALGORITHMS,
+    CONDITIONALS,
+    COSTED,
+    DENSITIES,
+    DUALS,
+    OPTIONS,
+    options_of,
+    parted,
+    solver_named,
+)
 from reproduction.records import Ledger, chosen, good, provenance
 from reproduction.specs import EXPERIMENTS, Spec, identity, load_spec
 
@@ -20,12 +30,27 @@ ROOT = Path(__file__).parents[2]
 
 
 def record(status="ok", warnings=(), values=None, **cell):
-    return {"cell": cell, "status": status, "warnings": list(warnings), "values": values or {}, **provenance()}
+    return {
+        "cell": cell,
+        "status": status,
+        "warnings": list(warnings),
+        "values": values or {},
+        **provenance(),
+    }
 
 
 def density_record(method, seed, nll, *, dataset="two-moons", dim=2, status="ok", **values):
-    values = {"nll": nll, "truth_nll": 2.0, "mmd": 1e-3, "seconds": 3.0, "megabytes": 10.0, "sampling_seconds": 0.01} | values
-    return record(status, values=values, measure="density", dataset=dataset, dim=dim, method=method, seed=seed)
+    values = {
+        "nll": nll,
+        "truth_nll": 2.0,
+        "mmd": 1e-3,
+        "seconds": 3.0,
+        "megabytes": 10.0,
+        "sampling_seconds": 0.01,
+    } | values
+    return record(
+        status, values=values, measure="density", dataset=dataset, dim=dim, method=method, seed=seed
+    )
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -34,8 +59,19 @@ def test_every_spec_names_what_exists_and_no_cell_twice(name, quick):
     spec = load_spec(name, quick=quick)
     assert spec.title
     assert len({identity(cell) for cell in spec.cells}) == len(spec.cells)
-    known = {"density": DENSITIES, "conditional": CONDITIONALS, "cost": COSTED, "algorithm": ALGORITHMS, "dual": DUALS}
-    known |= {"portrait": DENSITIES, "joint": DENSITIES, "regression": CONDITIONALS, "posterior": CONDITIONALS}
+    known = {
+        "density": DENSITIES,
+        "conditional": CONDITIONALS,
+        "cost": COSTED,
+        "algorithm": ALGORITHMS,
+        "dual": DUALS,
+    }
+    known |= {
+        "portrait": DENSITIES,
+        "joint": DENSITIES,
+        "regression": CONDITIONALS,
+        "posterior": CONDITIONALS,
+    }
     for cell in spec.cells:
         assert cell["measure"] in MEASUREMENTS
         if cell["measure"] in known:
@@ -62,7 +98,10 @@ def test_the_default_and_the_paper_s_algorithm_are_told_apart():
         assert registry["auto"](0).get_params()["solver"] == "auto"
         assert registry["dde"](0).get_params()["solver"] == "dde"
         assert registry["exact"](3).get_params()["random_state"] == 3
-    assert str(DENSITIES["dde"]) == "KernelExpFamily(solver='dde')" and str(DENSITIES["auto"]) == "KernelExpFamily()"
+    assert (
+        str(DENSITIES["dde"]) == "KernelExpFamily(solver='dde')"
+        and str(DENSITIES["auto"]) == "KernelExpFamily()"
+    )
 
 
 def test_the_records_have_no_method_that_the_specs_do_not_have():
@@ -144,12 +183,20 @@ def test_cost_sees_memory_that_an_earlier_call_needed_too():
 
 
 def rows_of(table):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    ]
 
 
 def test_table_one_shows_means_gaps_and_failures():
     records = [density_record("exact", seed, 2.1) for seed in (0, 1)]
-    records += [density_record("dde", 0, 2.2), density_record("dde", 1, 2.15), density_record("dde", 2, 0.0, status="Oops: no")]
+    records += [
+        density_record("dde", 0, 2.2),
+        density_record("dde", 1, 2.15),
+        density_record("dde", 2, 0.0, status="Oops: no"),
+    ]
     cells = next(row for row in rows_of(tables.table1(records)) if row[2] == "DDE alone")
     assert cells[:4] == ["two-moons", "2", "DDE alone", "2 (1 failed)"]
     assert cells[4].startswith("2.175 ±") and cells[5] == "+0.175" and cells[6] == "+0.100"
@@ -166,17 +213,26 @@ def test_what_was_not_measured_is_a_dash_beside_what_was():
     ]
     cells = dict(zip(headline[0], headline[2], strict=True))
     assert cells["truth"] == "2.00" and cells["KDE"] == "2.40" and cells["MMD², paper's"] == "0.11"
-    assert all(cells[name] == "–" for name in ("**auto (default)**", "DDE alone", "exact", "spline flow", "fit s, DDE"))
+    assert all(
+        cells[name] == "–"
+        for name in ("**auto (default)**", "DDE alone", "exact", "spline flow", "fit s, DDE")
+    )
 
 
 def test_a_table_names_the_call_behind_each_column():
     text = tables.headline1([density_record("auto", 0, 2.0)])
-    assert "*auto (default)*: `KernelExpFamily()`" in text and "*DDE alone*: `KernelExpFamily(solver='dde')`" in text
+    assert (
+        "*auto (default)*: `KernelExpFamily()`" in text
+        and "*DDE alone*: `KernelExpFamily(solver='dde')`" in text
+    )
 
 
 def test_table_two_shows_the_paper_beside_ours_and_the_competitors_and_marks_ties():
     cell = {"measure": "conditional", "dataset": "geyser"}
-    records = [record(values={"nll": 0.5 + 0.1 * s}, warnings=["TiesWarning"], method="auto", seed=s, **cell) for s in (0, 1)]
+    records = [
+        record(values={"nll": 0.5 + 0.1 * s}, warnings=["TiesWarning"], method="auto", seed=s, **cell)
+        for s in (0, 1)
+    ]
     records += [record(values={"nll": 0.5}, method="exact", seed=0, **cell)]
     records += [record(values={"nll": 0.52, "sampler_ks_p_value": 0.4}, method="dde", seed=0, **cell)]
     records += [record(values={"nll": 0.48}, method="stacked", seed=0, **cell)]
@@ -193,13 +249,25 @@ def test_table_two_shows_the_paper_beside_ours_and_the_competitors_and_marks_tie
 
 
 def solver_record(method, nll, kl=0.01, folds=False, seconds=10.0, **facts):
-    values = {"nll": nll, "mmd": 1e-3, "sampler_kl": kl, "sampler_folds": folds, "seconds": seconds, "megabytes": 9.0}
-    return record(values=values | {"facts": facts}, measure="algorithm", dataset="two-moons", method=method, seed=0)
+    values = {
+        "nll": nll,
+        "mmd": 1e-3,
+        "sampler_kl": kl,
+        "sampler_folds": folds,
+        "seconds": seconds,
+        "megabytes": 9.0,
+    }
+    return record(
+        values=values | {"facts": facts}, measure="algorithm", dataset="two-moons", method=method, seed=0
+    )
 
 
 def test_a_solver_is_shown_alone_and_beside_it_what_its_options_add():
     records = [solver_record("exact", 2.0), solver_record("dde", 2.3, kl=-0.4, folds=True, seconds=60.0)]
-    records += [solver_record("dde + warm start", 2.01, seconds=30.0), solver_record("dde + polish", 2.0, polish_gain=0.25)]
+    records += [
+        solver_record("dde + warm start", 2.01, seconds=30.0),
+        solver_record("dde + polish", 2.0, polish_gain=0.25),
+    ]
     rows = {row[0]: row for row in rows_of(tables.algorithms(records))[2:]}
     assert set(rows) == {"exact", "DDE alone"}
     assert rows["DDE alone"][3:9] == ["+0.300", "+0.010", "+0.000", "0.250", "≥ 0.000", "0.010"]
@@ -216,7 +284,9 @@ def test_a_row_that_does_not_fit_its_header_is_refused():
 
 def test_the_slope_of_a_power_law_is_its_exponent():
     records = [
-        record(values={"kl": 5.0 / n * (1.0 + 0.01 * seed)}, measure="rate", method="exact", rows=n, seed=seed)
+        record(
+            values={"kl": 5.0 / n * (1.0 + 0.01 * seed)}, measure="rate", method="exact", rows=n, seed=seed
+        )
         for n in (100, 1000, 10000)
         for seed in range(3)
     ]
@@ -231,12 +301,25 @@ def test_records_are_chosen_by_their_cells():
 
 
 def test_the_page_has_every_experiment_that_has_records_and_its_pictures(tmp_path):
-    rate = [record(values={"kl": 1.0 / n}, measure="rate", method="exact", rows=n, seed=s) for n in (10, 100) for s in (0, 1)]
-    costs = [record(values={"seconds": 1.0, "megabytes": 5.0}, measure="cost", method="dde", rows=9, dim=d) for d in (2, 4)]
+    rate = [
+        record(values={"kl": 1.0 / n}, measure="rate", method="exact", rows=n, seed=s)
+        for n in (10, 100)
+        for s in (0, 1)
+    ]
+    costs = [
+        record(values={"seconds": 1.0, "megabytes": 5.0}, measure="cost", method="dde", rows=9, dim=d)
+        for d in (2, 4)
+    ]
     cloud = [[0.0, 1.0], [1.0, 0.0]]
     shown = {"data": cloud, "draws": cloud, "limits": [[-1.0, 1.0], [-1.0, 1.0]], "f": [0.0, 1.0, 2.0, 3.0]}
-    pictures = [record(values=shown, measure="portrait", dataset="rings", method=method) for method in ("auto", "dde")]
-    pictures += [record(values={"data": cloud, "draws": {"0": cloud, "5": cloud}}, measure="convergence", dataset="rings")]
+    pictures = [
+        record(values=shown, measure="portrait", dataset="rings", method=method) for method in ("auto", "dde")
+    ]
+    pictures += [
+        record(
+            values={"data": cloud, "draws": {"0": cloud, "5": cloud}}, measure="convergence", dataset="rings"
+        )
+    ]
     for name, rows in {"rate": rate, "cost": costs, "figures": pictures}.items():
         for row in rows:
             Ledger(tmp_path, name).append(row)

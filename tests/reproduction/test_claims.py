@@ -19,7 +19,15 @@ PUBLISHED = claims.PUBLISHED
 GOOD_NLL = {"auto": 2.0, "exact": 2.0, "dde": 2.1, "score matching": 2.3, PUBLISHED: 2.5}
 GOOD_NLL |= {"kde": 2.3, "spline flow": 2.4}
 BAD_NLL = dict(zip(GOOD_NLL, sorted(GOOD_NLL.values(), reverse=True), strict=True)) | {"auto": 3.0}
-GOOD_MMD = {"dde": 0.05, "score matching": 1.0, PUBLISHED: 1.2, "kde": 1.5, "exact": 1.0, "auto": 1.0, "spline flow": 1.0}
+GOOD_MMD = {
+    "dde": 0.05,
+    "score matching": 1.0,
+    PUBLISHED: 1.2,
+    "kde": 1.5,
+    "exact": 1.0,
+    "auto": 1.0,
+    "spline flow": 1.0,
+}
 BAD_MMD = GOOD_MMD | {"dde": 90.0, "score matching": 80.0, PUBLISHED: 70.0, "kde": 60.0}
 
 
@@ -33,9 +41,15 @@ def table1(fine):
     seconds = {"dde": 0.01, "score matching": 1.0 if fine else 0.1}
     rows = []
     for dataset, method, seed in itertools.product(readings.SETS, GOOD_NLL, SEEDS):
-        values = {"nll": nll[method] + 0.001 * seed, "truth_nll": 1.9, "mmd": 1e-3 * (mmd[method] + 0.001 * seed)}
+        values = {
+            "nll": nll[method] + 0.001 * seed,
+            "truth_nll": 1.9,
+            "mmd": 1e-3 * (mmd[method] + 0.001 * seed),
+        }
         values |= {"shares": shares, "sampling_seconds": seconds.get(method, 1.0)}
-        rows.append(record(values=values, measure="density", dataset=dataset, dim=2, method=method, seed=seed))
+        rows.append(
+            record(values=values, measure="density", dataset=dataset, dim=2, method=method, seed=seed)
+        )
     for dataset, dim in itertools.product(("rings", "grid"), (10, 20)):
         values = {"nll": 3.0 if fine else 2.1, "truth_nll": 2.0}
         rows.append(record(values=values, measure="density", dataset=dataset, dim=dim, method="kde", seed=0))
@@ -52,17 +66,31 @@ def table2(fine):
             fails = fine and method == "kcef" and dataset in ("cpus", "crabs") and seed == 0
             cell = {"measure": "conditional", "dataset": dataset, "method": method, "seed": seed}
             rows.append(record("Oops: no", **cell) if fails else record(values={"nll": nll}, **cell))
-        rows.append(record(values={"nll": ours, "last_nll": ours + 1}, measure="released_protocol", dataset=dataset, seed=seed))
+        rows.append(
+            record(
+                values={"nll": ours, "last_nll": ours + 1},
+                measure="released_protocol",
+                dataset=dataset,
+                seed=seed,
+            )
+        )
     return rows
 
 
 def figures(fine):
     rng, rows = np.random.default_rng(0), []
     for dataset in readings.SETS:
-        data, others, far = rng.normal(size=(60, 2)), rng.normal(size=(300, 2)), rng.normal(size=(60, 2)) + 9.0
+        data, others, far = (
+            rng.normal(size=(60, 2)),
+            rng.normal(size=(300, 2)),
+            rng.normal(size=(60, 2)) + 9.0,
+        )
         draws = (others if fine else far).tolist()
         values = {"data": data.tolist(), "draws": draws}
-        rows += [record(values=values, measure="portrait", dataset=dataset, method=method) for method in ("auto", "dde")]
+        rows += [
+            record(values=values, measure="portrait", dataset=dataset, method=method)
+            for method in ("auto", "dde")
+        ]
         steps = {"data": data.tolist(), "draws": {"100": draws, "0": far.tolist()}}
         rows.append(record(values=steps, measure="convergence", dataset=dataset))
     return rows
@@ -77,13 +105,17 @@ def algorithms(fine):
     # One draw is bad, and that is enough.
     for method, seed in itertools.product(methods, SEEDS):
         off = gap if seed == 2 else 0.0
-        rows.append(record(values={"nll": 2.0 + off, "facts": {"polish_gain": off}}, method=method, seed=seed, **cell))
+        rows.append(
+            record(values={"nll": 2.0 + off, "facts": {"polish_gain": off}}, method=method, seed=seed, **cell)
+        )
     return rows
 
 
 def growing(fine):
     rows = []
-    for method, size, seed in itertools.product(("exact", "dde", "score matching"), (100, 1000, 10000), SEEDS):
+    for method, size, seed in itertools.product(
+        ("exact", "dde", "score matching"), (100, 1000, 10000), SEEDS
+    ):
         kl = (5.0 / size if fine else size**-0.3) * (1.0 + 0.01 * seed)
         rows.append(record(values={"kl": kl}, measure="rate", method=method, rows=size, seed=seed))
     return rows
@@ -96,20 +128,38 @@ def costs(fine):
         cheap = {"megabytes": 0.1 * dim, "seconds": 0.1 * dim}
         dear = {"megabytes": dim**2.0 * size, "seconds": dim**3.0 * size}
         for method, is_cheap in (("dde", fine), ("score matching, full", not fine)):
-            rows.append(record(values=cheap if is_cheap else dear, measure="cost", method=method, dim=dim, rows=size, seed=0))
+            rows.append(
+                record(
+                    values=cheap if is_cheap else dear,
+                    measure="cost",
+                    method=method,
+                    dim=dim,
+                    rows=size,
+                    seed=0,
+                )
+            )
     return rows
 
 
 def duals(fine):
     kl = {"gaussian": 10.0, "mixture": 0.1} if fine else {"gaussian": 0.1, "mixture": 10.0}
-    return [record(values={"sampler_kl": value}, measure="dual", method=name, seed=0) for name, value in kl.items()]
+    return [
+        record(values={"sampler_kl": value}, measure="dual", method=name, seed=0)
+        for name, value in kl.items()
+    ]
 
 
 def stationarity(fine):
     methods, sizes = ("Algorithm 1", "plain players", "dde"), (50, 100, 200, 400)
     exponent = -0.6 if fine else -0.2
     return [
-        record(values={"squared_gradient": size**exponent}, measure="stationarity", method=method, steps=size, seed=0)
+        record(
+            values={"squared_gradient": size**exponent},
+            measure="stationarity",
+            method=method,
+            steps=size,
+            seed=0,
+        )
         for method, size in itertools.product(methods, sizes)
     ]
 
@@ -123,7 +173,9 @@ def world(*, fine):
 
 GOOD, BAD, NOTHING = world(fine=True), world(fine=False), {name: [] for name in EXPERIMENTS}
 MEASURED_CLAIMS = [claim for claim in claims.CLAIMS if claim.reading.evidence == MEASURED]
-every_measured_claim = pytest.mark.parametrize("claim", MEASURED_CLAIMS, ids=lambda claim: claim.statement[:60])
+every_measured_claim = pytest.mark.parametrize(
+    "claim", MEASURED_CLAIMS, ids=lambda claim: claim.statement[:60]
+)
 
 
 @every_measured_claim
@@ -147,7 +199,9 @@ def test_a_claim_without_records_is_not_measured(claim):
 
 @every_measured_claim
 def test_records_of_cells_that_failed_are_no_evidence(claim):
-    failed = {name: [row | {"status": "Oops: no", "values": {}} for row in rows] for name, rows in GOOD.items()}
+    failed = {
+        name: [row | {"status": "Oops: no", "values": {}} for row in rows] for name, rows in GOOD.items()
+    }
     if "unstable" not in claim.statement:
         assert claim.reading.read(failed) is None
 
@@ -180,7 +234,10 @@ def test_every_test_that_a_claim_names_is_there():
 def test_a_picture_needs_all_of_its_sets():
     reading = evidence.shown("portrait", *readings.SETS, method="dde")
     assert reading.read(GOOD).verdict == "shown"
-    assert reading.read({"figures": [row for row in GOOD["figures"] if row["cell"]["dataset"] != "grid"]}) is None
+    assert (
+        reading.read({"figures": [row for row in GOOD["figures"] if row["cell"]["dataset"] != "grid"]})
+        is None
+    )
 
 
 def test_a_table_needs_all_of_its_sets():
@@ -192,7 +249,10 @@ def test_near_is_within_the_tolerance_on_the_worst_draw():
     cell = {"measure": "algorithm", "dataset": "two-moons"}
     for gap, near in ((readings.NEAR - 1e-6, True), (readings.NEAR + 1e-3, False)):
         rows = [record(values={"nll": 0.0}, method="exact", seed=seed, **cell) for seed in SEEDS]
-        rows += [record(values={"nll": gap if seed == 1 else -1.0}, method="a", seed=seed, **cell) for seed in SEEDS]
+        rows += [
+            record(values={"nll": gap if seed == 1 else -1.0}, method="a", seed=seed, **cell)
+            for seed in SEEDS
+        ]
         found = readings.near_exact("algorithms", "a").read({"algorithms": rows})
         assert (found.verdict == REPRODUCED) == near and f"{gap:+.3f} over 3 fits" in found.ours
 
@@ -200,7 +260,14 @@ def test_near_is_within_the_tolerance_on_the_worst_draw():
 def test_a_printed_distance_is_reached_within_the_errors_of_ours():
     def verdict(*values):
         rows = [
-            record(values={"mmd": 1e-3 * value}, measure="density", dataset="rings", dim=2, method=method, seed=seed)
+            record(
+                values={"mmd": 1e-3 * value},
+                measure="density",
+                dataset="rings",
+                dim=2,
+                method=method,
+                seed=seed,
+            )
             for method in ("dde", "exact")
             for seed, value in enumerate(values)
         ]
@@ -236,4 +303,6 @@ def test_coverage_is_all_of_equal_clouds_and_half_of_one_with_half_of_its_modes(
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=(100, 2)), rng.normal(size=(100, 2)) + 20.0
     assert readings.coverage(one, rng.normal(size=(1000, 2))) > 0.95
-    assert readings.coverage(np.concatenate([one, other]), rng.normal(size=(1000, 2))) == pytest.approx(0.5, abs=0.05)
+    assert readings.coverage(np.concatenate([one, other]), rng.normal(size=(1000, 2))) == pytest.approx(
+        0.5, abs=0.05
+    )

@@ -32,7 +32,9 @@ def test_the_divergence_of_the_truth_from_itself_is_zero(monkeypatch):
 
 
 def test_score_matching_comes_nearer_with_more_rows():
-    few, many = (growth.rate({"rows": rows, "method": "score matching", "seed": 0})["kl"] for rows in (100, 5000))
+    few, many = (
+        growth.rate({"rows": rows, "method": "score matching", "seed": 0})["kl"] for rows in (100, 5000)
+    )
     assert 0.0 < many < 0.3 * few
 
 

@@ -36,11 +36,17 @@ def record(status="ok", values=None, **cell):
 
 def run_of(method, nll, *, seed=0, dataset="concrete", measure="regression", status="ok", **values):
     values = FACTS | {"nll": nll, "seconds": 2.0, "megabytes": 30.0} | values
-    return record(status, values if status == "ok" else {}, measure=measure, dataset=dataset, method=method, seed=seed)
+    return record(
+        status, values if status == "ok" else {}, measure=measure, dataset=dataset, method=method, seed=seed
+    )
 
 
 def rows_of(table):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    ]
 
 
 def test_a_standard_split_tests_the_rows_that_it_names(folder):
@@ -59,14 +65,19 @@ def test_what_is_missing_is_named(folder, monkeypatch):
     monkeypatch.delenv(real_data.FOLDER_VARIABLE)
     with pytest.raises(real_data.TableNotFoundError, match=real_data.FOLDER_VARIABLE):
         real_data.regression_split("yacht", 0)
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setattr(
+        peers.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name))
+    )
     with pytest.raises(peers.MissingPeerError, match=r"kexpfam\[peers\]"):
         peers.NGBoostNormal(0)
 
 
 def test_a_cell_that_lacks_something_gets_a_warning_and_no_record(tmp_path, monkeypatch):
     monkeypatch.delenv(real_data.FOLDER_VARIABLE, raising=False)
-    cells = [{"measure": "regression", "dataset": name, "method": "linear", "seed": 0} for name in ("yacht", "boston")]
+    cells = [
+        {"measure": "regression", "dataset": name, "method": "linear", "seed": 0}
+        for name in ("yacht", "boston")
+    ]
     ledger = Ledger(tmp_path, "uci")
     with pytest.warns(UserWarning, match=f"^2 cells of uci left out: .*{real_data.FOLDER_VARIABLE}.$"):
         runner.run(Spec("uci", "two cells", tuple(cells)), ledger, jobs=1)
@@ -118,24 +129,41 @@ def test_a_regression_is_measured_by_likelihood_and_calibration():
     cell = {"measure": "regression", "dataset": real_data.STAND_IN, "method": "conditional kde", "seed": 0}
     values = MEASUREMENTS["regression"](cell)
     json.dumps(values, allow_nan=False)
-    assert 0.0 < values["ks_p_value"] <= 1.0 and 0.0 <= values["coverage_90"] <= 1.0 and not values["randomised"]
+    assert (
+        0.0 < values["ks_p_value"] <= 1.0 and 0.0 <= values["coverage_90"] <= 1.0 and not values["randomised"]
+    )
     assert (values["training_rows"], values["columns"], values["distinct_targets"]) == (160, 3, 200)
 
 
 def test_a_joint_density_is_measured_beside_the_truth():
-    cell = {"measure": "joint", "dataset": "chain", "dim": 2, "rows": 300, "method": "sklearn mixture", "seed": 0}
+    cell = {
+        "measure": "joint",
+        "dataset": "chain",
+        "dim": 2,
+        "rows": 300,
+        "method": "sklearn mixture",
+        "seed": 0,
+    }
     values = MEASUREMENTS["joint"](cell)
     json.dumps(values, allow_nan=False)
-    assert values["truth_nll"] < values["nll"] and values["ties"] == 1 / 300 and values["package"].startswith("scikit-learn ")
+    assert (
+        values["truth_nll"] < values["nll"]
+        and values["ties"] == 1 / 300
+        and values["package"].startswith("scikit-learn ")
+    )
 
 
 def test_what_a_density_is_made_of_is_kept_and_shown():
     class Stacked:
-        candidates_ = [Candidate(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))]
+        candidates_ = [
+            Candidate(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))
+        ]
 
     weights = real._weights(Stacked())["weights"]
     assert weights == {"kernel": 0.0, "mixture": 0.25, "chain": 0.75} and real._weights(object()) == {}
-    shares = real_tables._shares([{"values": {"weights": weights}}, {"values": {"weights": {"chain": 1.0}}}, {"values": {}}])
+    shares = real_tables._shares(
+        [{"values": {"weights": weights}}, {"values": {"weights": {"chain": 1.0}}}, {"values": {}}]
+    )
     assert shares == "chain 88%, mixture 12%"
 
 
@@ -168,18 +196,24 @@ def test_a_prior_fills_its_support(name):
     task = posteriors.TASKS[name]
     theta = task.prior(4000, np.random.default_rng(0))
     assert (
-        theta.shape == (4000, task.dims) and posteriors.TASKS[name].simulate(theta, np.random.default_rng(1)).shape[0] == 4000
+        theta.shape == (4000, task.dims)
+        and posteriors.TASKS[name].simulate(theta, np.random.default_rng(1)).shape[0] == 4000
     )
     if task.edge is None:
         assert task.settings == {} and abs(theta.var() - 0.1) < 4.0 * 0.1 * np.sqrt(2.0 / theta.size)
     else:
-        assert task.settings == {"bounds": (-task.edge, task.edge)} and 0.99 < np.abs(theta).max() / task.edge <= 1.0
+        assert (
+            task.settings == {"bounds": (-task.edge, task.edge)}
+            and 0.99 < np.abs(theta).max() / task.edge <= 1.0
+        )
 
 
 def test_the_crescent_is_around_the_centre_that_the_parameters_name():
     theta = np.random.default_rng(0).uniform(-1.0, 1.0, size=(4000, 2))
     x = posteriors.TASKS["two_moons"].simulate(theta, np.random.default_rng(1))
-    centre = np.column_stack([0.25 - np.abs(theta.sum(1)) / np.sqrt(2.0), (theta[:, 1] - theta[:, 0]) / np.sqrt(2.0)])
+    centre = np.column_stack(
+        [0.25 - np.abs(theta.sum(1)) / np.sqrt(2.0), (theta[:, 1] - theta[:, 0]) / np.sqrt(2.0)]
+    )
     radius = np.linalg.norm(x - centre, axis=1)
     assert abs(radius.mean() - 0.1) < 4.0 * 0.01 / np.sqrt(4000) and np.all(x[:, 0] > centre[:, 0] - 1e-12)
 
@@ -209,13 +243,26 @@ def test_references_are_read_from_the_folder(folder):
 def test_a_posterior_is_judged_at_every_observation(monkeypatch):
     judged = []
     monkeypatch.setattr(posteriors, "c2st", lambda *clouds: judged.append(clouds) or 0.5 + 0.1 * len(judged))
-    cell = {"dataset": "conjugate", "rows": 400, "observations": 2, "draws": 500, "method": "conditional kde", "seed": 0}
+    cell = {
+        "dataset": "conjugate",
+        "rows": 400,
+        "observations": 2,
+        "draws": 500,
+        "method": "conditional kde",
+        "seed": 0,
+    }
     values = MEASUREMENTS["posterior"](cell)
     json.dumps(values, allow_nan=False)
-    assert values["c2st_each"] == [0.6, 0.7] and values["c2st"] == pytest.approx(0.65) and values["outside"] == 0.0
+    assert (
+        values["c2st_each"] == [0.6, 0.7]
+        and values["c2st"] == pytest.approx(0.65)
+        and values["outside"] == 0.0
+    )
     for reference, draws in judged:
         # A rough fit is within half of the prior's spread of the posterior's mean.
-        assert draws.shape == reference.shape and np.all(np.abs(draws.mean(0) - reference.mean(0)) < 0.5 * np.sqrt(0.1))
+        assert draws.shape == reference.shape and np.all(
+            np.abs(draws.mean(0) - reference.mean(0)) < 0.5 * np.sqrt(0.1)
+        )
 
 
 def test_draws_off_the_support_are_counted(folder, monkeypatch):
@@ -229,7 +276,9 @@ def test_draws_off_the_support_are_counted(folder, monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        posteriors.dataclasses, "replace", lambda method, settings: asked.append(settings) or (lambda seed: Wide())
+        posteriors.dataclasses,
+        "replace",
+        lambda method, settings: asked.append(settings) or (lambda seed: Wide()),
     )
     monkeypatch.setattr(posteriors, "c2st", lambda *clouds: 1.0)
     content = {"observations": np.ones((2, 2)), "reference_posterior": np.zeros((2, 50, 2))}
@@ -243,7 +292,9 @@ def test_a_mixture_is_chosen_on_held_out_rows_and_draws_like_itself():
     X = rng.normal(size=(400, 1)) * 0.1 + rng.choice([-3.0, 3.0], size=(400, 1))
     model = competitors.HeldOutMixture(0).fit(X)
     grid = np.linspace(-6.0, 6.0, 4001)
-    assert np.exp(model.score_samples(grid[:, None])).sum() * (grid[1] - grid[0]) == pytest.approx(1.0, abs=1e-3)
+    assert np.exp(model.score_samples(grid[:, None])).sum() * (grid[1] - grid[0]) == pytest.approx(
+        1.0, abs=1e-3
+    )
     draws = model.sample(4000, random_state=1)
     assert draws.shape == (4000, 1) and abs(np.abs(draws).mean() - 3.0) < 0.05
 
@@ -251,7 +302,9 @@ def test_a_mixture_is_chosen_on_held_out_rows_and_draws_like_itself():
 PEERS = {"NGBoostNormal": "ngboost", "SmoothedQuantileForest": "quantile_forest"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if "Boost" in name else name for name in PEERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if "Boost" in name else name for name in PEERS]
+)
 @pytest.mark.filterwarnings("default")
 def test_a_peer_has_a_density_whose_integral_is_its_distribution_function(name):
     pytest.importorskip(PEERS[name])
@@ -270,7 +323,9 @@ def test_a_vine_knows_more_than_its_margins_and_draws_from_what_it_knows():
     x, _ = real_data.chain(600, 2, seed=0)
     test, _ = real_data.chain(600, 2, seed=1)
     model = peers.KernelVine(0).fit(x)
-    margins = sum(scipy.stats.gaussian_kde(column).logpdf(points) for column, points in zip(x.T, test.T, strict=True))
+    margins = sum(
+        scipy.stats.gaussian_kde(column).logpdf(points) for column, points in zip(x.T, test.T, strict=True)
+    )
     gain = model.score_samples(test) - margins
     assert gain.mean() > 4.0 * gain.std() / np.sqrt(len(gain))
     draws = model.sample(500, random_state=3)
@@ -281,11 +336,16 @@ def test_a_vine_knows_more_than_its_margins_and_draws_from_what_it_knows():
 
 def test_the_table_of_the_regressions_has_peers_and_printed_figures_and_the_lowest_in_bold():
     records = [run_of("auto", nll, seed=seed) for seed, nll in enumerate((2.6, 2.8))]
-    records += [run_of("ngboost", 3.0, ks_p_value=0.001, package="ngboost 1"), run_of("quantile forest", 0, status="Oops: no")]
+    records += [
+        run_of("ngboost", 3.0, ks_p_value=0.001, package="ngboost 1"),
+        run_of("quantile forest", 0, status="Oops: no"),
+    ]
     text = real_tables.uci(records)
     rows = rows_of(text)
     cells = dict(zip(rows[0], rows[2], strict=True))
-    assert cells["set"] == "concrete" and cells["rows × inputs"] == "900 × 8" and cells["splits, default"] == "2"
+    assert (
+        cells["set"] == "concrete" and cells["rows × inputs"] == "900 × 8" and cells["splits, default"] == "2"
+    )
     assert cells["**auto (default)**"] == "**2.70 ± 0.10**" and cells["NGBoost"] == "3.00"
     assert cells["quantile forest"] == "– (1 failed)" and cells["conditional kde"] == "–"
     assert cells["WGBoost, printed"] == "2.83" and text.count("**2.") == 1
@@ -300,7 +360,9 @@ def test_a_target_with_few_values_has_a_star_and_no_winner():
 def test_the_table_of_the_joint_densities():
     shared = {"dataset": "chain", "measure": "joint", "truth_nll": 3.3, "sampling_seconds": 0.02, "ties": 0.0}
     records = [run_of("auto", 3.6, verdict="good", **shared), run_of("vine", 4.5, **shared)]
-    text = real_tables.joint([*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})])
+    text = real_tables.joint(
+        [*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})]
+    )
     rows = rows_of(text)
     assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good", "–"]
     assert rows[3][0] == "concrete*" and rows[3][-3:] == ["-9.000", "–", "–"]
@@ -311,14 +373,19 @@ def test_the_table_of_the_joint_densities():
 def test_the_table_of_the_posteriors_has_the_printed_figure_of_the_same_size():
     cell = {"measure": "posterior", "dataset": "two_moons", "observations": 2, "method": "auto", "seed": 0}
     values = {"c2st": 0.6, "c2st_each": [0.55, 0.65], "outside": 0.0, "seconds": 50.0, "megabytes": 300.0}
-    records = [record(values=values | {"sampling_seconds": 0.1}, rows=1000, **cell), record("Oops: no", rows=10000, **cell)]
+    records = [
+        record(values=values | {"sampling_seconds": 0.1}, rows=1000, **cell),
+        record("Oops: no", rows=10000, **cell),
+    ]
     rows = rows_of(real_tables.posteriors(records))
     assert rows[2] == ["two_moons", "1,000", "2", "**0.600**", "0.725", "0.650", "0.0", "50.0 / 300", "100"]
     assert rows[3][:5] == ["two_moons", "10,000", "2", "– (1 failed)", "0.606"]
 
 
 def test_the_details_have_a_row_for_every_set_and_method():
-    records = [run_of("auto", 2.0, seed=seed) for seed in (0, 1)] + [run_of("ngboost", 3.0, package="ngboost 1")]
+    records = [run_of("auto", 2.0, seed=seed) for seed in (0, 1)] + [
+        run_of("ngboost", 3.0, package="ngboost 1")
+    ]
     rows = rows_of(real_tables.details(records))
     assert rows[2][:6] == ["concrete", "auto (default)", "2", "2.000 ± 0.000", "2 of 2", "0.90"]
     assert rows[3][1] == "NGBoost" and rows[3][-1] == "ngboost 1"
@@ -327,5 +394,7 @@ def test_the_details_have_a_row_for_every_set_and_method():
 def test_every_set_of_the_specs_has_its_printed_figures():
     assert set(real_tables.PUBLISHED["regression"]) == {cell["dataset"] for cell in load_spec("uci").cells}
     sizes = {(cell["dataset"], str(cell["rows"])) for cell in load_spec("posteriors").cells}
-    assert sizes == {(task, size) for task, each in real_tables.PUBLISHED["posterior"].items() for size in each}
+    assert sizes == {
+        (task, size) for task, each in real_tables.PUBLISHED["posterior"].items() for size in each
+    }
     assert len({tuple(each) for each in real_tables.PUBLISHED["regression"].values()}) == 1

@@ -35,7 +35,10 @@ class Stretched(AbstractTransport):
 
 def stretched_objective(problem, factor):
     """Return the dual objective in closed form but for the smoothed kernel: normal integrals of the Gaussian kernel."""
-    covariance, mean = np.asarray(problem.base.cholesky @ problem.base.cholesky.T), np.asarray(problem.base.mean)
+    covariance, mean = (
+        np.asarray(problem.base.cholesky @ problem.base.cholesky.T),
+        np.asarray(problem.base.mean),
+    )
     dim, rows = len(mean), np.asarray(problem.sample.target)
 
     def smoothed(points, spread):
@@ -57,7 +60,9 @@ def stretched_objective(problem, factor):
 def test_the_dual_objective_of_a_stretched_base_is_its_closed_form(factor):
     with jax.enable_x64(True):
         problem = _problem(CELL)
-        estimate = eqx.filter_jit(lambda key: dual_objective(problem, Stretched(jnp.asarray(factor)), key=key))
+        estimate = eqx.filter_jit(
+            lambda key: dual_objective(problem, Stretched(jnp.asarray(factor)), key=key)
+        )
         found = np.array([estimate(key) for key in jr.split(jr.key(0), 40)])
     error = found.std(ddof=1) / np.sqrt(len(found))
     assert abs(found.mean() - stretched_objective(problem, factor)) < 4.0 * error and error < 0.05
@@ -75,7 +80,10 @@ def test_the_squared_gradient_of_a_stretched_base_is_that_of_the_closed_form():
 def test_score_matching_minimises_its_loss():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(300, 4)) * np.array([1.0, 0.5, 1.0, 2.0])
-    base, space = Gaussian.fitted(rows, width=1.5), FeatureSpace(Constant(), RandomFeatures(near_pairs(4, seed=0)[:20]))
+    base, space = (
+        Gaussian.fitted(rows, width=1.5),
+        FeatureSpace(Constant(), RandomFeatures(near_pairs(4, seed=0)[:20])),
+    )
     problem = Problem(Sample.unconditional(rows), base, space, 1e-2, base)
     with jax.enable_x64(True):
         tilt, sampler, *_ = score_matched(problem, jr.key(0))
@@ -110,7 +118,13 @@ def test_a_network_tells_other_draws_apart_and_not_the_same():
 
 
 def reached(**values):
-    values = {"nll": 3.0, "nll_error": 0.1, "truth_nll": 2.0, "fisher_divergence": 1.0, "status": "CONVERGED"} | values
+    values = {
+        "nll": 3.0,
+        "nll_error": 0.1,
+        "truth_nll": 2.0,
+        "fisher_divergence": 1.0,
+        "status": "CONVERGED",
+    } | values
     values = {"log_partition": 1.0, "log_partition_error": 0.1, "log_partition_by_truth": 0.9} | values
     return {"cell": {"base": "gaussian", "method": "saddle point"}, "status": "ok", "values": values}
 
@@ -144,7 +158,10 @@ def test_where_the_saddle_point_stands_is_its_worst_draw():
     fine = {"truth_nll": 1.0, "status": "CONVERGED", "processor_seconds": 40.0}
     cell = {"dataset": "rings", "dim": 2}
     draws = [("exact", 0, 2.0, 1e-3, None), ("exact", 1, 2.0, 1e-3, None)]
-    draws += [("dde", 0, 2.01, 1.2e-3, [1 / 9, 3 / 9, 5 / 9]), ("dde", 1, 2.03, 1.5e-3, [0.8 / 9, 3.2 / 9, 5 / 9])]
+    draws += [
+        ("dde", 0, 2.01, 1.2e-3, [1 / 9, 3 / 9, 5 / 9]),
+        ("dde", 1, 2.03, 1.5e-3, [0.8 / 9, 3.2 / 9, 5 / 9]),
+    ]
     samples = [
         {
             "cell": cell | {"method": method, "seed": seed},
@@ -174,7 +191,9 @@ def test_the_time_of_arrival_is_shown_beside_the_whole_fit_s():
     record = {"cell": {"dataset": "two-moons", "seed": 0}, "status": "ok"}
     arrived = record | {"values": values | {"step": 400, "arrival_processor_seconds": 30.0}}
     assert "| two-moons | 0 | 0.02 | 400 | 30 | 50 | +0.001 |" in saddle_tables.arrival([arrived])
-    assert "| two-moons | 0 | 0.02 | – | – | 50 | +0.001 |" in saddle_tables.arrival([record | {"values": values}])
+    assert "| two-moons | 0 | 0.02 | – | – | 50 | +0.001 |" in saddle_tables.arrival(
+        [record | {"values": values}]
+    )
 
 
 @pytest.mark.slow
@@ -186,4 +205,6 @@ def test_the_last_look_is_the_fit_itself(monkeypatch):
     train = synthetic("two-moons", 2).sample(120, random_state=0)
     test = synthetic("two-moons", 2).sample(TEST_ROWS["two-moons"], random_state=1000)
     model = with_solver(DDE(steps=50), 0).fit(train)
-    assert found["last_gap"] + found["exact_nll"] == pytest.approx(-model.score_samples(test).mean(), abs=1e-3)
+    assert found["last_gap"] + found["exact_nll"] == pytest.approx(
+        -model.score_samples(test).mean(), abs=1e-3
+    )

@@ -15,5 +15,7 @@ def density_of(model: Any) -> Any:
     """Return the density of a fitted model or of its ``given(x)``; a density is its own."""
     density = model.density if isinstance(model, GivenDensity) else getattr(model, "density_", model)
     if not isinstance(density, AbstractDensity):
-        raise TypeError(f"expected a fitted KernelExpFamily or ConditionalKernelExpFamily or its given(x), got {model!r}.")
+        raise TypeError(
+            f"expected a fitted KernelExpFamily or ConditionalKernelExpFamily or its given(x), got {model!r}."
+        )
     return density

@@ -38,7 +38,9 @@ def to_inference_data(
         values = np.stack([density.sample(draws, key=key) for key in keys])
         return az.from_dict(posterior={name: values[..., j] for j, name in enumerate(names)})
     if X is None:
-        raise ValueError("a conditional model is drawn from under conditions: pass X, or take model.given(x).")
+        raise ValueError(
+            "a conditional model is drawn from under conditions: pass X, or take model.given(x)."
+        )
     rows = np.asarray(X, float)
     values = np.stack([density.sample(draws, rows, key=key).swapaxes(0, 1) for key in keys])
     observed = None if y is None else np.asarray(y, float).reshape(len(rows), width)

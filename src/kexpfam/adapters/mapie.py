@@ -34,7 +34,9 @@ class QuantileRegressor(RegressorMixin, BaseEstimator):
         return self.model.quantile(X, self.level)
 
 
-def quantile_regressors(model: ConditionalEstimator, confidence_level: float = 0.9) -> list[QuantileRegressor]:
+def quantile_regressors(
+    model: ConditionalEstimator, confidence_level: float = 0.9
+) -> list[QuantileRegressor]:
     """Return lower quantile, upper quantile and median: what ``ConformalizedQuantileRegressor(prefit=True)`` takes."""
     if not 0.0 < confidence_level < 1.0:
         raise ValueError(f"confidence_level must lie strictly between 0 and 1, got {confidence_level!r}.")

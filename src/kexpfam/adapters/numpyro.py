@@ -35,7 +35,9 @@ class KernelDistribution(dist.Distribution):
     pytree_data_fields = ("x",)
     pytree_aux_fields = ("_fixed",)
 
-    def __init__(self, model: Any, x: Float[AnyArray, "... p"] | None = None, *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, model: Any, x: Float[AnyArray, "... p"] | None = None, *, validate_args: bool | None = None
+    ) -> None:
         density = density_of(model)
         if density.conditional and x is None:
             raise ValueError("this density has a condition: pass x, or take model.given(x).")

@@ -31,7 +31,9 @@ class _LogProb(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         theta, x = ctx.saved_tensors
         slopes = ctx.estimator.slopes(_rows(theta), _rows(x))
-        along = lambda slope, like: grads[0][:, None] * torch.as_tensor(np.array(slope), dtype=like.dtype, device=like.device)
+        along = lambda slope, like: (
+            grads[0][:, None] * torch.as_tensor(np.array(slope), dtype=like.dtype, device=like.device)
+        )
         return None, along(slopes[0], theta), along(slopes[1], x)
 
 
@@ -44,7 +46,9 @@ class KernelEstimator(ConditionalDensityEstimator):
     def __init__(self, model: ConditionalEstimator) -> None:
         density = density_of(model)
         if not density.conditional:
-            raise ValueError("a posterior needs a model of the parameters given the data: a ConditionalKernelExpFamily.")
+            raise ValueError(
+                "a posterior needs a model of the parameters given the data: a ConditionalKernelExpFamily."
+            )
         shapes = torch.Size([density.scaling.width]), torch.Size([model.n_features_in_])
         super().__init__(torch.nn.Identity(), *shapes)
         self.density: AbstractDensity = density
@@ -71,7 +75,9 @@ class KernelEstimator(ConditionalDensityEstimator):
         return draws.reshape(*sample_shape, x.shape[0], *self.input_shape)
 
 
-def posterior(model: ConditionalEstimator, prior: torch.distributions.Distribution, **settings: Any) -> DirectPosterior:
+def posterior(
+    model: ConditionalEstimator, prior: torch.distributions.Distribution, **settings: Any
+) -> DirectPosterior:
     """Return sbi's posterior of a model that was fitted to simulations, ``model.fit(x, theta)`` with theta from the prior.
 
     Everything that sbi does with a posterior works on it: ``sample``, ``log_prob``, ``map``, simulation-based calibration.

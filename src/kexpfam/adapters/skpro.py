@@ -46,7 +46,9 @@ class KernelDistribution(BaseDistribution):
     index: pd.Index
     columns: pd.Index
 
-    def __init__(self, density: AbstractDensity, X: np.ndarray, index: Any = None, columns: Any = None) -> None:
+    def __init__(
+        self, density: AbstractDensity, X: np.ndarray, index: Any = None, columns: Any = None
+    ) -> None:
         self.density, self.X = density, X
         self._rows = np.asarray(X, float).reshape(-1, np.shape(X)[-1])
         super().__init__(index=index, columns=columns)
@@ -67,11 +69,15 @@ class KernelDistribution(BaseDistribution):
     def _of_rows(self, what: Callable, *values: Any) -> Any:
         """Return ``what(distributions, values)`` of all rows, in the shape of the distribution."""
         columns = [np.reshape(np.asarray(value, float), (len(self._rows), 1)) for value in values]
-        pieces = [np.reshape(what(part, *(column[rows] for column in columns)), -1) for part, rows in self._pieces()]
+        pieces = [
+            np.reshape(what(part, *(column[rows] for column in columns)), -1) for part, rows in self._pieces()
+        ]
         return np.concatenate(pieces).reshape(self.shape)[()]
 
     def _log_pdf(self, x: Any) -> Any:
-        return self.density.log_density(np.reshape(np.asarray(x, float), (-1, 1)), self._rows).reshape(self.shape)[()]
+        return self.density.log_density(np.reshape(np.asarray(x, float), (-1, 1)), self._rows).reshape(
+            self.shape
+        )[()]
 
     def _pdf(self, x: Any) -> Any:
         return np.exp(self._log_pdf(x))
@@ -100,7 +106,9 @@ class KernelDistribution(BaseDistribution):
             return self._iat(rowidx, colidx)
         chosen = _positions(rowidx, len(self._rows))
         columns = self.columns.take(_positions(colidx, len(self.columns)))
-        return KernelDistribution(self.density, self._rows[chosen], index=self.index.take(chosen), columns=columns)
+        return KernelDistribution(
+            self.density, self._rows[chosen], index=self.index.take(chosen), columns=columns
+        )
 
     def _iat(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
         if rowidx is None or colidx is None:
@@ -111,7 +119,10 @@ class KernelDistribution(BaseDistribution):
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Return the distributions that skpro's own checks are run on."""
         X, density = _example()
-        return [{"density": density, "X": X[:3], "columns": pd.Index(["y"])}, {"density": density, "X": X[:1]}]
+        return [
+            {"density": density, "X": X[:3], "columns": pd.Index(["y"])},
+            {"density": density, "X": X[:1]},
+        ]
 
 
 class KernelProbaRegressor(BaseProbaRegressor):

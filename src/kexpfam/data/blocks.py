@@ -18,7 +18,18 @@ import numpy as np
 
 from kexpfam.data.frames import layout_of
 
-__all__ = ["RowBlocks", "Rows", "beside", "joined", "numbers", "part", "partition", "row_blocks", "stepped", "with_targets"]
+__all__ = [
+    "RowBlocks",
+    "Rows",
+    "beside",
+    "joined",
+    "numbers",
+    "part",
+    "partition",
+    "row_blocks",
+    "stepped",
+    "with_targets",
+]
 
 READ_ONCE = (
     "can be read only once, and a fit reads its rows several times: pass something that starts anew each time, such as a list "
@@ -92,7 +103,11 @@ class RowBlocks:
             pages = -(-sum(self.lengths) // self.page)
             low, high = (pages * place // count * self.page for place in (rank, rank + 1))
             starts = (0, *accumulate(self.lengths))
-            near = [place for place, length in enumerate(self.lengths) if starts[place] < high and starts[place] + length > low]
+            near = [
+                place
+                for place, length in enumerate(self.lengths)
+                if starts[place] < high and starts[place] + length > low
+            ]
             read = self._started([self.sources[place] for place in near], starts[near[0]] if near else 0)
             mine = lambda start: start >= low
             read = takewhile(lambda numbered: numbered[0] < high, read)
@@ -132,7 +147,11 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
     if _is_dataset(source):
         return _dataset(source, settings, columns)
     if hasattr(source, "npartitions") and hasattr(source, "get_partition"):  # a frame of Dask
-        return RowBlocks(partition, [source.get_partition(place) for place in range(source.npartitions)], page=settings.block)
+        return RowBlocks(
+            partition,
+            [source.get_partition(place) for place in range(source.npartitions)],
+            page=settings.block,
+        )
     if _is_table(source):
         return None if len(source) <= settings.in_memory else _slices(source, settings)
     if isinstance(source, list | tuple):
@@ -149,14 +168,21 @@ def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
     Targets without a block of their own to stand in are an array, a frame, or the path of a .npy file.
     """
     named = isinstance(y, str) and Path(y).suffix != ".npy"
-    listed = isinstance(y, list | tuple) and y and len(y) != blocks.rows and all(isinstance(name, str) for name in y)
+    listed = (
+        isinstance(y, list | tuple)
+        and y
+        and len(y) != blocks.rows
+        and all(isinstance(name, str) for name in y)
+    )
     if named or listed:
         return blocks.then(partial(_separated, names=y))
     if isinstance(y, str | os.PathLike):
         y = _mapped(Path(y))
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
-        raise TypeError(f"the targets of rows in blocks are names of columns, or an array of all rows; got {type(y).__name__}.")
+        raise TypeError(
+            f"the targets of rows in blocks are names of columns, or an array of all rows; got {type(y).__name__}."
+        )
     return beside(blocks, y, "y")
 
 
@@ -172,7 +198,9 @@ def _with_rows_of(block: Any, start: int, *, table: Any, name: str) -> tuple[Any
     parts = block if isinstance(block, tuple) else (block,)
     stop = start + len(parts[0])
     if stop > len(table):
-        raise ValueError(f"{name} must have one entry for each row: there are {stop} rows at least, and {len(table)} entries.")
+        raise ValueError(
+            f"{name} must have one entry for each row: there are {stop} rows at least, and {len(table)} entries."
+        )
     return (*parts, part(table, slice(start, stop)))
 
 
@@ -207,7 +235,9 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
             import pyarrow
             import pyarrow.dataset
         except ImportError:
-            raise ImportError(f"{path}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
+            raise ImportError(
+                f"{path}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'."
+            ) from None
         try:
             # By default a reader fetches all of a file before it gives the first block.
             options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
@@ -216,7 +246,9 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path}: not a readable Parquet file or folder ({error}).") from None
     if path.suffix.lower() != ".npy":
-        raise ValueError(f"{path}: rows are read in blocks from .npy, .parquet and folders of .parquet files.")
+        raise ValueError(
+            f"{path}: rows are read in blocks from .npy, .parquet and folders of .parquet files."
+        )
     return _slices(_mapped(path), settings)
 
 
@@ -230,7 +262,11 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _is_dataset(source: Any) -> bool:
-    return type(source).__module__.startswith("pyarrow") and hasattr(source, "to_batches") and hasattr(source, "count_rows")
+    return (
+        type(source).__module__.startswith("pyarrow")
+        and hasattr(source, "to_batches")
+        and hasattr(source, "count_rows")
+    )
 
 
 def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowBlocks:
@@ -287,7 +323,9 @@ def _is_block(given: Any) -> bool:
 def _block(given: Any) -> Any:
     """Return a block as a table that rows can be taken from: a frame, or an array of two dimensions."""
     if isinstance(given, str | os.PathLike):
-        raise TypeError("a block is a table of rows, not the name of a file: put the files into a folder and pass its path.")
+        raise TypeError(
+            "a block is a table of rows, not the name of a file: put the files into a folder and pass its path."
+        )
     if isinstance(given, tuple):
         return tuple(map(_block, given))
     if type(given).__module__.startswith("pyarrow") and type(given).__name__ == "RecordBatch":
@@ -320,11 +358,15 @@ def joined(parts: Sequence[Any]) -> Any:
 def _separated(block: Any, start: int, *, names: str | Sequence[str]) -> tuple[Any, Any]:
     """Return a block without its targets, and the targets: a series if there is one name, a frame if there is a list."""
     if layout_of(block) is None:
-        raise ValueError(f"the blocks are arrays, whose columns have no names: pass y as an array instead of {names!r}.")
+        raise ValueError(
+            f"the blocks are arrays, whose columns have no names: pass y as an array instead of {names!r}."
+        )
     frame, wanted = nw.from_native(block, eager_only=True), [names] if isinstance(names, str) else list(names)
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
-        raise ValueError(f"there is no column {', '.join(map(repr, missing))}; there are {', '.join(map(str, frame.columns))}.")
+        raise ValueError(
+            f"there is no column {', '.join(map(repr, missing))}; there are {', '.join(map(str, frame.columns))}."
+        )
     targets = frame[names] if isinstance(names, str) else frame.select(wanted)
     return frame.drop(wanted).to_native(), targets.to_native()
 
@@ -333,9 +375,14 @@ def numbers(table: Any) -> np.ndarray:
     """Return a table as numbers, (rows, columns), NaN where cells are none; an array of floats as it is."""
     if layout_of(table) is not None:
         wrapped = nw.from_native(table, eager_only=True, allow_series=True)
-        columns = [wrapped[name] for name in wrapped.columns] if isinstance(wrapped, nw.DataFrame) else [wrapped]
+        columns = (
+            [wrapped[name] for name in wrapped.columns] if isinstance(wrapped, nw.DataFrame) else [wrapped]
+        )
         empty = np.full(len(wrapped), np.nan)
-        found = [np.asarray(one.cast(nw.Float64).to_numpy(), float) if one.dtype.is_numeric() else empty for one in columns]
+        found = [
+            np.asarray(one.cast(nw.Float64).to_numpy(), float) if one.dtype.is_numeric() else empty
+            for one in columns
+        ]
         return np.stack(found, axis=1) if found else np.zeros((len(wrapped), 0))
     values = np.asarray(table)
     values = values.reshape(len(values), -1)

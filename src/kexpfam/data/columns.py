@@ -32,7 +32,9 @@ def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
     check_spread(X, names)
     constant = _named(constant_columns(X), names)
     if constant:
-        raise ValueError(f"constant column(s) {constant}: a constant has no density; remove them before fitting.")
+        raise ValueError(
+            f"constant column(s) {constant}: a constant has no density; remove them before fitting."
+        )
     _check_collinear(X, names, "column(s)")
     _warn_of_ties(X, "the data", "Jitter rounded data by its rounding step.")
 
@@ -49,7 +51,9 @@ def check_targets(
     constant = _named(constant_columns(X), names)
     if constant:
         warnings.warn(
-            f"constant input column(s) {constant} say nothing about y and are ignored.", UserWarning, stacklevel=caller_level()
+            f"constant input column(s) {constant} say nothing about y and are ignored.",
+            UserWarning,
+            stacklevel=caller_level(),
         )
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
 
@@ -67,7 +71,9 @@ def check_kinds(values: np.ndarray, columns: Columns) -> None:
             constant[j] |= bool(constant_columns(seen[:, None])[0]) and len(seen) > 1
     if np.any(constant):
         found = _named(constant, columns.names)
-        raise ValueError(f"constant column(s) {found}: a constant has no density; remove them before fitting.")
+        raise ValueError(
+            f"constant column(s) {found}: a constant has no density; remove them before fitting."
+        )
 
 
 def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "column(s)") -> None:
@@ -76,7 +82,9 @@ def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "c
         variance = values.var(axis=0)
         bad = ~np.isfinite(variance) | ((variance < np.finfo(float).tiny) & ~constant_columns(values))
     if np.any(bad):
-        raise ValueError(f"the spread of {what} {_named(bad, names)} is beyond double precision: rescale before fitting.")
+        raise ValueError(
+            f"the spread of {what} {_named(bad, names)} is beyond double precision: rescale before fitting."
+        )
 
 
 def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str) -> None:
@@ -93,7 +101,9 @@ def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str)
         return
     part = np.any(shares > NO_PART * shares.max(axis=1, keepdims=True), axis=0)
     if spreads[-1] < EXACTLY_COLLINEAR:
-        raise ValueError(f"{what} {_named(part, names)} are collinear and have no joint density: leave one out.")
+        raise ValueError(
+            f"{what} {_named(part, names)} are collinear and have no joint density: leave one out."
+        )
     message = f"{what} {_named(part, names)} are collinear up to rounding: the height of their density is that of the rounding."
     warnings.warn(message, CollinearWarning, stacklevel=caller_level())
 
@@ -107,7 +117,11 @@ def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
     distinct = len(np.unique(rows, axis=0))
     repeated = 1.0 - distinct / len(rows)
     if repeated > MANY_TIES:
-        kind = f"takes only {distinct} values" if repeated > FEW_VALUES else f"repeats in {repeated:.0%} of the rows"
+        kind = (
+            f"takes only {distinct} values"
+            if repeated > FEW_VALUES
+            else f"repeats in {repeated:.0%} of the rows"
+        )
         message = (
             f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score says how narrow the "
             f"spikes are, not how good the fit is. {advice}"

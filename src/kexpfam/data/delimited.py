@@ -23,9 +23,7 @@ SEPARATORS = (",", ";", "\t", "|")
 # Characters of a file that tell its separator, and rows among them.
 OPENING, OPENING_ROWS = 65536, 50
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-HOLDS_DATES = (
-    "holds dates or durations: turn them into numbers first, such as days since the first of them, or hours of the day."
-)
+HOLDS_DATES = "holds dates or durations: turn them into numbers first, such as days since the first of them, or hours of the day."
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
@@ -139,7 +137,9 @@ def _form(path: str, opened: Callable[[], BinaryIO], reading: Reading) -> _Form:
     separator = reading.separator or _separator(opening, reading)
     with _text(opened, reading) as stream:
         reader = csv.reader(stream, **_dialect(separator, reading))
-        rows = [(reader.line_num, row) for row, _ in zip(filter(None, reader), range(OPENING_ROWS), strict=False)]
+        rows = [
+            (reader.line_num, row) for row, _ in zip(filter(None, reader), range(OPENING_ROWS), strict=False)
+        ]
     if not rows:
         raise TableError(f"{path}: the file is empty.")
     cells = [cell for _, row in rows for cell in row]
@@ -194,7 +194,9 @@ def _number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _fast(opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positions: list[int]) -> Cells | None:
+def _fast(
+    opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positions: list[int]
+) -> Cells | None:
     """Return the cells as pyarrow reads them, or None if it cannot, or if there is something to find fault with."""
     try:
         import pyarrow
@@ -211,13 +213,20 @@ def _fast(opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positio
         strings_can_be_null=True,
         decimal_point=form.decimal,
     )
-    parse = arrow.ParseOptions(delimiter=form.separator, quote_char=reading.quote or False, newlines_in_values=quoted)
+    parse = arrow.ParseOptions(
+        delimiter=form.separator, quote_char=reading.quote or False, newlines_in_values=quoted
+    )
     try:
         with opened() as file:
-            table = arrow.read_csv(file, arrow.ReadOptions(**shape, encoding=_codec(reading.encoding)), parse, convert)
+            table = arrow.read_csv(
+                file, arrow.ReadOptions(**shape, encoding=_codec(reading.encoding)), parse, convert
+            )
     except (ValueError, OSError, LookupError):
         return None
-    columns = [_from_arrow(column, str(j) in labels, reading) for j, column in zip(positions, table.columns, strict=True)]
+    columns = [
+        _from_arrow(column, str(j) in labels, reading)
+        for j, column in zip(positions, table.columns, strict=True)
+    ]
     found = [column for column in columns if column is not None]
     return Cells(found) if len(found) == len(columns) else None
 
@@ -241,13 +250,20 @@ def _from_arrow(column: Any, label: bool, reading: Reading) -> np.ndarray | None
         return np.full(len(column), np.nan)
     if kind != "string" or not (label or reading.texts):
         return None
-    if not label and any(value is not None and _number(value, ".") is not None for value in column.unique().to_pylist()):
+    if not label and any(
+        value is not None and _number(value, ".") is not None for value in column.unique().to_pylist()
+    ):
         return None
     return np.array(column.to_pylist(), dtype=object)
 
 
 def _slow(
-    path: str, opened: Callable[[], BinaryIO], form: _Form, reading: Reading, positions: list[int], before: int = 0
+    path: str,
+    opened: Callable[[], BinaryIO],
+    form: _Form,
+    reading: Reading,
+    positions: list[int],
+    before: int = 0,
 ) -> Cells:
     """Return the cells as the standard library reads them; what is wrong is named with its line, after ``before`` others."""
     with _text(opened, reading) as stream:
@@ -271,7 +287,9 @@ def _rows(stream: io.TextIOWrapper, form: _Form, reading: Reading) -> Iterator[t
             yield reader.line_num, row
 
 
-def _column(path: str, name: str, cells: list[str], lines: list[int], form: _Form, reading: Reading) -> np.ndarray:
+def _column(
+    path: str, name: str, cells: list[str], lines: list[int], form: _Form, reading: Reading
+) -> np.ndarray:
     """Return a column of numbers, or of labels if no cell is a number."""
     missing = set(reading.missing)
     if name not in reading.labels and form.decimal == ".":
@@ -286,10 +304,14 @@ def _column(path: str, name: str, cells: list[str], lines: list[int], form: _For
             found = np.array(numbers, dtype=float)
             if np.isinf(found).any():
                 row = int(np.flatnonzero(np.isinf(found))[0])
-                raise TableError(f"{path}, line {lines[row]}: column {name!r} is {cells[row]!r}, not a finite number.")
+                raise TableError(
+                    f"{path}, line {lines[row]}: column {name!r} is {cells[row]!r}, not a finite number."
+                )
             return found
         if not reading.texts or any(number is not None and not np.isnan(number) for number in numbers):
-            raise TableError(_not_a_number(path, name, cells[wrong[0]], lines[wrong[0]], len(wrong) == len(cells)))
+            raise TableError(
+                _not_a_number(path, name, cells[wrong[0]], lines[wrong[0]], len(wrong) == len(cells))
+            )
     present = [cell for cell in cells if cell not in missing]
     if name not in reading.labels and all(map(DATE.match, present)):
         raise TableError(f"{path}: column {name!r} {HOLDS_DATES}")
@@ -298,7 +320,9 @@ def _column(path: str, name: str, cells: list[str], lines: list[int], form: _For
 
 def _not_a_number(path: str, name: str, cell: str, line: int, everywhere: bool) -> str:
     """Return what is wrong with a cell, and the options that are there for it."""
-    ways = [f"leave the column out (name the others with --columns), or have it as labels (--kind {name}=category)"]
+    ways = [
+        f"leave the column out (name the others with --columns), or have it as labels (--kind {name}=category)"
+    ]
     if not everywhere:
         ways.insert(0, f"have such cells taken for missing ones (--missing {cell!r})")
     return f"{path}, line {line}: column {name!r} is {cell!r}, not a number; {'; or '.join(ways)}."

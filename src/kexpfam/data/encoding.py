@@ -62,7 +62,9 @@ class Columns(eqx.Module):
         """Return the cells as numbers, (rows, columns); labels that are not known are -1, or raise unless ``unknown``."""
         names = self.names or range(len(self.kinds))
         parts = zip(columns, self.kinds, map(str, names), strict=True)
-        return np.column_stack([_numbers(column, kind, name, unknown=unknown) for column, kind, name in parts])
+        return np.column_stack(
+            [_numbers(column, kind, name, unknown=unknown) for column, kind, name in parts]
+        )
 
     def decode(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
         """Return numbers as cells: labels are labels; an array of objects, if some are texts, and of whole numbers, if all are.
@@ -90,10 +92,14 @@ class Columns(eqx.Module):
 
     def check(self, values: np.ndarray) -> None:
         """Raise if some rows lie outside the support of a column, or if a column is all gaps."""
-        for name, kind, column in zip(self.names or range(len(self.kinds)), self.kinds, values.T, strict=True):
+        for name, kind, column in zip(
+            self.names or range(len(self.kinds)), self.kinds, values.T, strict=True
+        ):
             outside = column[~kind.inside(column)]
             if len(outside):
-                raise ValueError(f"column {name} holds {outside[0]:g}, which is not {kind}: correct its kind or the cell.")
+                raise ValueError(
+                    f"column {name} holds {outside[0]:g}, which is not {kind}: correct its kind or the cell."
+                )
             if np.all(np.isnan(column)):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
@@ -139,7 +145,11 @@ def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dic
         if not named and isinstance(column, int | np.integer) and -width <= column < width:
             named = [int(column) % width]
         if not named:
-            known = f"the columns are {', '.join(names)}" if names is not None else f"positions are 0 to {width - 1}"
+            known = (
+                f"the columns are {', '.join(names)}"
+                if names is not None
+                else f"positions are 0 to {width - 1}"
+            )
             raise ValueError(f"there is no column {column!r} to be of kind {kind!r}: {known}.")
         found[named[0]] = as_kind(kind)
     return found
@@ -177,7 +187,11 @@ def _holds_labels(column: np.ndarray) -> bool:
 
 
 def _refuse_dates(column: np.ndarray, name: str) -> None:
-    first = next((cell for cell in column.tolist() if not _is_missing(cell)), None) if column.dtype.kind == "O" else None
+    first = (
+        next((cell for cell in column.tolist() if not _is_missing(cell)), None)
+        if column.dtype.kind == "O"
+        else None
+    )
     if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
         raise ValueError(
             f"column {name} holds dates or durations: turn them into numbers, such as days since the first of them, or hours "
@@ -198,9 +212,13 @@ def _numbers(column: np.ndarray, kind: AbstractKind, name: str, *, unknown: bool
     if column.dtype.kind in "biuf":
         numbers = column.astype(float)
     else:
-        numbers = np.array([np.nan if _is_missing(cell) else _number(cell, name) for cell in column.tolist()], float)
+        numbers = np.array(
+            [np.nan if _is_missing(cell) else _number(cell, name) for cell in column.tolist()], float
+        )
     if np.any(np.isinf(numbers)):
-        raise ValueError(f"Input contains infinity or a value too large for dtype('float64') in column {name}.")
+        raise ValueError(
+            f"Input contains infinity or a value too large for dtype('float64') in column {name}."
+        )
     return numbers
 
 
@@ -208,26 +226,39 @@ def _number(cell: Any, name: str) -> float:
     try:
         return float(cell)
     except TypeError:
-        raise TypeError(f"column {name}: a cell must be a string or a number, and this argument is not: {cell!r}.") from None
+        raise TypeError(
+            f"column {name}: a cell must be a string or a number, and this argument is not: {cell!r}."
+        ) from None
     except ValueError:
-        raise ValueError(f"column {name} holds {cell!r}, which is no number; of kind 'category' it may hold texts.") from None
+        raise ValueError(
+            f"column {name} holds {cell!r}, which is no number; of kind 'category' it may hold texts."
+        ) from None
 
 
 def _codes(column: np.ndarray, kind: Category, name: str, *, unknown: bool) -> np.ndarray:
     places = {level: float(place) for place, level in enumerate(kind.levels)}
     texts = {str(level): float(place) for place, level in enumerate(kind.levels)}
-    codes = [np.nan if _is_missing(cell) else places.get(cell, texts.get(str(cell), -1.0)) for cell in column.tolist()]
+    codes = [
+        np.nan if _is_missing(cell) else places.get(cell, texts.get(str(cell), -1.0))
+        for cell in column.tolist()
+    ]
     found = np.array(codes, float)
     if not unknown and np.any(found < 0.0):
         stranger = column.tolist()[int(np.flatnonzero(found < 0.0)[0])]
-        raise ValueError(f"column {name} holds {stranger!r}, which is none of its labels: {', '.join(map(str, kind.levels))}.")
+        raise ValueError(
+            f"column {name} holds {stranger!r}, which is none of its labels: {', '.join(map(str, kind.levels))}."
+        )
     return found
 
 
 def _cells(values: np.ndarray, kind: AbstractKind, *, whole: bool) -> np.ndarray:
     gaps = np.isnan(values)
     if isinstance(kind, Category):
-        levels = np.array(kind.levels) if len({type(level) for level in kind.levels}) == 1 else np.array(kind.levels, object)
+        levels = (
+            np.array(kind.levels)
+            if len({type(level) for level in kind.levels}) == 1
+            else np.array(kind.levels, object)
+        )
         levels = levels.astype(object) if levels.dtype.kind in "UST" or gaps.any() else levels
         cells = levels[np.where(gaps, 0, values).astype(int)]
         if gaps.any():

@@ -22,7 +22,9 @@ def to_bytes(arrays: dict[str, np.ndarray], tables: tuple[Any, ...] = ()) -> byt
     """Return named arrays of numbers, and tables, as bytes."""
     kinds = [_kind(table) for table in tables]
     tensors = {f"array.{name}": np.array(values) for name, values in arrays.items()}
-    tensors |= {f"table.{k}": _PACKED[kind](table) for k, (kind, table) in enumerate(zip(kinds, tables, strict=True))}
+    tensors |= {
+        f"table.{k}": _PACKED[kind](table) for k, (kind, table) in enumerate(zip(kinds, tables, strict=True))
+    }
     return safetensors.numpy.save(tensors, {"kinds": json.dumps(kinds)})
 
 
@@ -31,7 +33,9 @@ def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
     tensors = safetensors.numpy.load(content)
     size = int.from_bytes(content[:8], "little")
     kinds = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["kinds"])
-    arrays = {name.removeprefix("array."): values for name, values in tensors.items() if name.startswith("array.")}
+    arrays = {
+        name.removeprefix("array."): values for name, values in tensors.items() if name.startswith("array.")
+    }
     return arrays, tuple(_UNPACKED[kind](tensors[f"table.{k}"]) for k, kind in enumerate(kinds))
 
 
@@ -92,8 +96,16 @@ def _column(frame: Any) -> Any:
     return wrapped[wrapped.columns[0]].to_native()
 
 
-_FRAMES = {"pandas": lambda content: _to_arrow(content).to_pandas(), "polars": _to_polars, "pyarrow": _to_arrow}
-_SERIES = {f"{name}.series": lambda content, frame=frame: _column(frame(content)) for name, frame in _FRAMES.items()}
+_FRAMES = {
+    "pandas": lambda content: _to_arrow(content).to_pandas(),
+    "polars": _to_polars,
+    "pyarrow": _to_arrow,
+}
+_SERIES = {
+    f"{name}.series": lambda content, frame=frame: _column(frame(content)) for name, frame in _FRAMES.items()
+}
 _PACKED: dict[str, Callable[[Any], np.ndarray]] = {name: _from_frame for name in (*_FRAMES, *_SERIES)}
 _PACKED |= {ARRAY: np.array, CELLS: _from_cells}
-_UNPACKED: dict[str, Callable[[np.ndarray], Any]] = {ARRAY: lambda values: values, CELLS: _to_cells} | _FRAMES | _SERIES
+_UNPACKED: dict[str, Callable[[np.ndarray], Any]] = (
+    {ARRAY: lambda values: values, CELLS: _to_cells} | _FRAMES | _SERIES
+)

@@ -38,10 +38,16 @@ def layout_of(table: Any) -> Layout | None:
     found = _native(table)
     if isinstance(found, nw.DataFrame):
         schema = found.schema
-        return Layout(found.implementation.value, list(found.columns), [_type_name(schema[name]) for name in found.columns])
+        return Layout(
+            found.implementation.value,
+            list(found.columns),
+            [_type_name(schema[name]) for name in found.columns],
+        )
     if isinstance(found, nw.Series):
         backend = found.implementation.value
-        return Layout(backend, ["y" if found.name in (None, "") else found.name], [_type_name(found.dtype)], series=True)
+        return Layout(
+            backend, ["y" if found.name in (None, "") else found.name], [_type_name(found.dtype)], series=True
+        )
     return None
 
 
@@ -98,7 +104,9 @@ def _native(table: Any) -> nw.DataFrame | nw.Series | None:
     """Return the table as narwhals sees it, or None if it is no frame."""
     table = _arrow_table(table)
     if isinstance(table, nw.LazyFrame) or nw.dependencies.is_into_lazyframe(table):
-        raise TypeError(f"{type(table).__name__} is a query that has not been run: call collect() on it first.")
+        raise TypeError(
+            f"{type(table).__name__} is a query that has not been run: call collect() on it first."
+        )
     if nw.dependencies.is_into_dataframe(table):
         _check_names(getattr(nw.to_native(table, pass_through=True), "columns", ()))
         return nw.from_native(table, eager_only=True)
@@ -124,7 +132,9 @@ def _check_names(names: Any) -> None:
     names = [name for name in names if isinstance(name, str | int | tuple)]
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if repeated:
-        raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}: rename them, names tell columns apart.")
+        raise ValueError(
+            f"several columns are called {', '.join(map(repr, repeated))}: rename them, names tell columns apart."
+        )
 
 
 def _type_name(dtype: Any) -> str:
@@ -137,8 +147,16 @@ def _series(column: np.ndarray, name: str, dtype: str, backend: Any) -> nw.Serie
     values = column.tolist() if column.dtype.kind in "OUST" else np.ascontiguousarray(column)
     series = nw.new_series(name, values, backend=backend)
     kind = column.dtype.kind
-    fits = (dtype in FLOATS and kind == "f") or (dtype in INTEGERS and kind in "iu") or (dtype in RESTORED and kind in "bOUST")
-    return series.cast(getattr(nw, dtype)) if fits and dtype in RESTORED and dtype != _type_name(series.dtype) else series
+    fits = (
+        (dtype in FLOATS and kind == "f")
+        or (dtype in INTEGERS and kind in "iu")
+        or (dtype in RESTORED and kind in "bOUST")
+    )
+    return (
+        series.cast(getattr(nw, dtype))
+        if fits and dtype in RESTORED and dtype != _type_name(series.dtype)
+        else series
+    )
 
 
 def _need(backend: str) -> None:

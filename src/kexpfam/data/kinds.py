@@ -11,7 +11,18 @@ from typing import ClassVar
 import equinox as eqx
 import numpy as np
 
-__all__ = ["KINDS", "AbstractKind", "Atom", "Bounded", "Category", "Integer", "Periodic", "Positive", "Real", "as_kind"]
+__all__ = [
+    "KINDS",
+    "AbstractKind",
+    "Atom",
+    "Bounded",
+    "Category",
+    "Integer",
+    "Periodic",
+    "Positive",
+    "Real",
+    "as_kind",
+]
 
 Label = str | int | float | bool
 
@@ -106,7 +117,11 @@ class Atom(AbstractKind):
     def __check_init__(self) -> None:
         if isinstance(self.rest, Category | Atom):
             raise ValueError("an atom stands beside numbers: real, positive, bounded, periodic or integer.")
-        if isinstance(self.rest, Integer) and self.rest.inside(np.array([self.value]))[0] and self.value != self.rest.low:
+        if (
+            isinstance(self.rest, Integer)
+            and self.rest.inside(np.array([self.value]))[0]
+            and self.value != self.rest.low
+        ):
             raise ValueError("an atom of whole numbers must be the lowest of them: Atom(0, 'count'), say.")
 
     @property
@@ -140,14 +155,18 @@ def as_kind(kind: object) -> AbstractKind:
     if isinstance(kind, type) and issubclass(kind, AbstractKind):
         kind = kind.__name__.lower()
     if not isinstance(kind, str) or kind.split(":")[0] not in KINDS:
-        raise ValueError(f"unknown kind of column {kind!r}: use one of {', '.join(KINDS)}, or an object such as Bounded(0, 1).")
+        raise ValueError(
+            f"unknown kind of column {kind!r}: use one of {', '.join(KINDS)}, or an object such as Bounded(0, 1)."
+        )
     name, *rest = kind.split(":")
     if name == "atom":
         rest = rest[:1] + ([":".join(rest[1:])] if rest[1:] else [])
     try:
         return KINDS[name](*(rest if name == "category" else map(_number, rest)))
     except TypeError:
-        raise ValueError(f"{kind!r} lacks a number, or has too many: write 'bounded:0:1', 'periodic:360', 'atom:0'.") from None
+        raise ValueError(
+            f"{kind!r} lacks a number, or has too many: write 'bounded:0:1', 'periodic:360', 'atom:0'."
+        ) from None
 
 
 def _number(text: str) -> float | int | str | None:

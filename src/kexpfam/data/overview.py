@@ -63,7 +63,9 @@ class _Glance(Summary):
     def add(self, start: int, parts: tuple[Any, ...]) -> None:
         sizes = {len(one) for one in parts}
         if len(sizes) != 1:
-            raise ValueError(f"after row {start}, a block has {' and '.join(map(str, sorted(sizes)))} rows in its parts.")
+            raise ValueError(
+                f"after row {start}, a block has {' and '.join(map(str, sorted(sizes)))} rows in its parts."
+            )
         cells = [numbers(one) for one in parts]
         self._widen([np.fmin.reduce(one) for one in cells], [np.fmax.reduce(one) for one in cells], start)
         stream = np.random.PCG64(self._seed)
@@ -80,10 +82,17 @@ class _Glance(Summary):
         return self._parts[0]
 
     def packed(self) -> bytes:
-        ends = {f"{side}.{k}": values for side in ("low", "high") for k, values in enumerate(getattr(self, side))}
+        ends = {
+            f"{side}.{k}": values for side in ("low", "high") for k, values in enumerate(getattr(self, side))
+        }
         if self.held:
             self._shrink()
-        own = {"numbers": self._numbers, "places": self._places, "rows": np.array(self.rows), "start": np.array(self._first)}
+        own = {
+            "numbers": self._numbers,
+            "places": self._places,
+            "rows": np.array(self.rows),
+            "start": np.array(self._first),
+        }
         return to_bytes(own | ends, self._parts[0] if self._parts else ())
 
     def take(self, content: bytes) -> None:
@@ -103,13 +112,18 @@ class _Glance(Summary):
             return
         widths, known = [len(side) for side in low], [len(side) for side in self.low]
         if widths != known:
-            raise ValueError(f"after row {start}, a block has {widths[0]} columns where the first has {known[0]}.")
+            raise ValueError(
+                f"after row {start}, a block has {widths[0]} columns where the first has {known[0]}."
+            )
         self.low = [np.fmin(old, new) for old, new in zip(self.low, low, strict=True)]
         self.high = [np.fmax(old, new) for old, new in zip(self.high, high, strict=True)]
 
     def _hold(self, drawn: np.ndarray, places: np.ndarray, tables: tuple[Any, ...]) -> None:
         self._parts.append(tables)
-        self._numbers, self._places = np.concatenate([self._numbers, drawn]), np.concatenate([self._places, places])
+        self._numbers, self._places = (
+            np.concatenate([self._numbers, drawn]),
+            np.concatenate([self._places, places]),
+        )
         if self.held > 2 * self._most:
             self._shrink()
 

@@ -97,13 +97,17 @@ def gone_through(blocks: RowBlocks, summary: S, *, stage: str, report: Listener 
     elif count == 1:
         _go(blocks, summary, stage, report)
     else:
-        for content in processes.gathered(lambda: _go(blocks, summary.fresh(), stage, report, rank, count).packed()):
+        for content in processes.gathered(
+            lambda: _go(blocks, summary.fresh(), stage, report, rank, count).packed()
+        ):
             summary.take(content)
     blocks.check_rows(summary.rows)
     return summary
 
 
-def _go(blocks: RowBlocks, summary: S, stage: str, report: Listener | None, rank: int = 0, count: int = 1) -> S:
+def _go(
+    blocks: RowBlocks, summary: S, stage: str, report: Listener | None, rank: int = 0, count: int = 1
+) -> S:
     """Return the summary after the blocks of one process."""
     total = blocks.rows or 0
     for start, block in blocks.numbered(rank, count):
@@ -125,15 +129,21 @@ def _client(blocks: RowBlocks) -> Any:
         return None
 
 
-def _go_on_workers(client: Any, blocks: RowBlocks, summary: Summary, stage: str, report: Listener | None) -> None:
+def _go_on_workers(
+    client: Any, blocks: RowBlocks, summary: Summary, stage: str, report: Listener | None
+) -> None:
     """Have the workers of a client go through the partitions, and take in what they keep of each."""
     import dask
     from distributed import as_completed
 
-    lengths = blocks.lengths or client.gather(client.compute([dask.delayed(len)(one) for one in blocks.sources]))
+    lengths = blocks.lengths or client.gather(
+        client.compute([dask.delayed(len)(one) for one in blocks.sources])
+    )
     starts = np.cumsum([0, *lengths])
     work = client.scatter(partial(_summarised, summary.fresh(), blocks.steps), broadcast=True)
-    tasks = [dask.delayed(_done)(work, one, int(start)) for one, start in zip(blocks.sources, starts, strict=False)]
+    tasks = [
+        dask.delayed(_done)(work, one, int(start)) for one, start in zip(blocks.sources, starts, strict=False)
+    ]
     futures, found, seen = client.compute(tasks), dict[Any, bytes](), 0
     places = {future.key: place for place, future in enumerate(futures)}
     for future, content in as_completed(futures, with_results=True):
@@ -149,7 +159,9 @@ def _done(work: Callable[[Any, int], bytes], block: Any, start: int) -> bytes:
     return work(block, start)
 
 
-def _summarised(summary: Summary, steps: tuple[Callable[[Any, int], Any], ...], block: Any, start: int) -> bytes:
+def _summarised(
+    summary: Summary, steps: tuple[Callable[[Any, int], Any], ...], block: Any, start: int
+) -> bytes:
     """Return what a worker keeps of one partition; it starts anew with each."""
     own = summary.fresh()
     own.see(start, stepped(steps, block, start))

@@ -31,7 +31,9 @@ class Sample(eqx.Module):
     weight: Float[AnyArray, " n"] | None = None
 
     @staticmethod
-    def unconditional(target: Float[AnyArray, "n d"], weight: Float[AnyArray, " n"] | None = None) -> "Sample":
+    def unconditional(
+        target: Float[AnyArray, "n d"], weight: Float[AnyArray, " n"] | None = None
+    ) -> "Sample":
         """Return a sample with conditions of width zero."""
         return Sample(target, np.zeros((target.shape[0], 0), target.dtype), weight)
 
@@ -56,7 +58,9 @@ class Sample(eqx.Module):
 
     def rows(self, index: AnyArray | slice) -> "Sample":
         """Return the rows at ``index``."""
-        convert = jnp.asarray if isinstance(index, jax.Array) else lambda part: part  # a traced index needs a JAX array
+        convert = (
+            jnp.asarray if isinstance(index, jax.Array) else lambda part: part
+        )  # a traced index needs a JAX array
         return jax.tree.map(lambda part: convert(part)[index], self)
 
     def drawn(self, count: int, *, key: Key[Array, ""]) -> Int[Array, " count"]:

@@ -43,7 +43,11 @@ class Scaling(eqx.Module):
 
     @staticmethod
     def standardising(
-        values: np.ndarray, *, power: bool = False, weight: np.ndarray | None = None, logs: tuple[bool, ...] = ()
+        values: np.ndarray,
+        *,
+        power: bool = False,
+        weight: np.ndarray | None = None,
+        logs: tuple[bool, ...] = (),
     ) -> "Scaling":
         """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1.
 
@@ -52,11 +56,19 @@ class Scaling(eqx.Module):
         """
         values = _logarithms(values, logs)
         constant = constant_columns(values)
-        shift, scale = weighted_mean(values, weight), np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight)))
+        shift, scale = (
+            weighted_mean(values, weight),
+            np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight))),
+        )
         powers = np.ones(values.shape[1])
         if power:
             columns = ((values - shift) / scale).T
-            powers = np.array([1.0 if constant[j] else most_normal_power(column, weight) for j, column in enumerate(columns)])
+            powers = np.array(
+                [
+                    1.0 if constant[j] else most_normal_power(column, weight)
+                    for j, column in enumerate(columns)
+                ]
+            )
         warped = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers), weight)
         low, middle, high = percentiles(values, [25, 50, 75], weight)
         shift, scale = np.where(warped, middle, shift), np.where(warped, high - low, scale)
@@ -73,7 +85,9 @@ class Scaling(eqx.Module):
         """Return the scaling by mean and standard deviation alone; constant columns keep scale 1."""
         scale = np.where(constant_columns(values), 1.0, np.sqrt(weighted_variance(values, weight)))
         zeros, ones = np.zeros(values.shape[1]), np.ones(values.shape[1])
-        return Scaling(weighted_mean(values, weight), scale, zeros, ones, ones, warped=(False,) * values.shape[1])
+        return Scaling(
+            weighted_mean(values, weight), scale, zeros, ones, ones, warped=(False,) * values.shape[1]
+        )
 
     @staticmethod
     def joined(parts: "Sequence[Scaling]") -> "Scaling":
@@ -81,7 +95,9 @@ class Scaling(eqx.Module):
         names = ("shift", "scale", "centre", "spread", "powers")
         arrays: Any = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         warped = tuple(column for part in parts for column in part.warped)
-        return Scaling(**arrays, warped=warped, logs=tuple(column for part in parts for column in part.log_columns))
+        return Scaling(
+            **arrays, warped=warped, logs=tuple(column for part in parts for column in part.log_columns)
+        )
 
     @property
     def width(self) -> int:
@@ -144,7 +160,10 @@ def most_normal_power(column: np.ndarray, weight: np.ndarray | None = None) -> f
     import scipy.optimize
 
     # The normal log likelihood of the transformed column at its own mean and variance, Jacobian included.
-    log_stretches, counts = np.sign(column) * np.log1p(np.abs(column)), np.ones(len(column)) if weight is None else weight
+    log_stretches, counts = (
+        np.sign(column) * np.log1p(np.abs(column)),
+        np.ones(len(column)) if weight is None else weight,
+    )
     log_stretch, total = np.sum(counts * log_stretches), counts.sum()
 
     def cost(power: float) -> float:

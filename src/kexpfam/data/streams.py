@@ -74,7 +74,9 @@ def _cells(path: Path, place: str, chosen: Callable, reading: Reading, rows: int
     if opened is not None and suffix in TEXTS:
         with opened() as file:
             separated = reading._replace(separator=reading.separator or TEXTS[suffix])
-            yield from read_text_blocks(place, opened, separated, choose, functools.partial(file.read, BLOCK_BYTES))
+            yield from read_text_blocks(
+                place, opened, separated, choose, functools.partial(file.read, BLOCK_BYTES)
+            )
     elif opened is not None and packed:
         yield _whole(read_source(place, (opened, suffix), reading._replace(gaps="keep"), chosen))
     else:
@@ -115,7 +117,9 @@ def _cells_of(blocks: Iterable[Any], place: str, choose: Callable, reading: Read
     for block in blocks:
         if not isinstance(block, np.ndarray):
             names = block.column_names
-            yield Cells([parquet_column(place, names[j], block.column(j), reading) for j in choose(names, len(names))])
+            yield Cells(
+                [parquet_column(place, names[j], block.column(j), reading) for j in choose(names, len(names))]
+            )
         elif block.ndim != 2 or block.dtype.kind not in "iuf":
             raise TableError(f"{place}: expected a two-dimensional array of real numbers, got {block.dtype}.")
         else:

@@ -101,7 +101,9 @@ def read_parts(
     named = [*(rest or []), *(name for part in parts for name in part)]
     repeated = _repeated(named)
     if repeated:
-        raise TableError(f"{path}: column {_quoted(repeated)} is named twice; a column is a feature, a target or a weight.")
+        raise TableError(
+            f"{path}: column {_quoted(repeated)} is named twice; a column is a feature, a target or a weight."
+        )
     table = read_table(path, None if rest is None else named, reading)
     chosen = [_positions(str(path), table.names, len(table.names), columns=part) for part in parts]
     taken = {position for part in chosen for position in part}
@@ -132,7 +134,9 @@ def by_name_or_order(columns: list[str]) -> Callable[[str, list[str] | None, int
             if names is not None and names != numbered(width):
                 raise
         if width != len(columns):
-            raise TableError(f"{place}: {width} columns without names where {len(columns)} are needed: {', '.join(columns)}.")
+            raise TableError(
+                f"{place}: {width} columns without names where {len(columns)} are needed: {', '.join(columns)}."
+            )
         return list(range(width))
 
     return chosen
@@ -190,7 +194,9 @@ def read_source(
         reading = reading._replace(separator=reading.separator or TEXTS[suffix])
         names, positions, cells = read_text(place, opened, reading, choose)
     else:
-        names, positions, cells = {".npy": _read_npy, ".parquet": _read_parquet}[suffix](place, opened, reading, choose)
+        names, positions, cells = {".npy": _read_npy, ".parquet": _read_parquet}[suffix](
+            place, opened, reading, choose
+        )
     known = numbered(max(positions, default=-1) + 1) if names is None else names
     return _checked(place, [known[j] for j in positions], cells, reading)
 
@@ -202,10 +208,14 @@ def opened_file(path: Path) -> Source:
     if path.exists() and not path.is_file() and not path.is_dir():
         return held_in_memory(path.read_bytes())
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing: Callable[..., Any] = COMPRESSED[suffixes.pop()][1] if suffixes and suffixes[-1] in COMPRESSED else open
+    packing: Callable[..., Any] = (
+        COMPRESSED[suffixes.pop()][1] if suffixes and suffixes[-1] in COMPRESSED else open
+    )
     suffix = suffixes[-1].replace(".pq", ".parquet") if suffixes else "(none)"
     if suffix not in (*TEXTS, ".npy", ".parquet"):
-        raise TableError(f"{path}: unknown file type {suffix}; use .csv, .tsv, .txt, .npy or .parquet, compressed or not.")
+        raise TableError(
+            f"{path}: unknown file type {suffix}; use .csv, .tsv, .txt, .npy or .parquet, compressed or not."
+        )
     if not path.is_file():
         raise TableError(f"{path}: no such file.")
     return functools.partial(packing, path, "rb"), suffix
@@ -216,7 +226,9 @@ def held_in_memory(content: bytes) -> Source:
     for magic, packing in COMPRESSED.values():
         if content.startswith(magic):
             return held_in_memory(packing(io.BytesIO(content)).read())
-    suffix = ".npy" if content.startswith(b"\x93NUMPY") else ".parquet" if content.startswith(b"PAR1") else ".csv"
+    suffix = (
+        ".npy" if content.startswith(b"\x93NUMPY") else ".parquet" if content.startswith(b"PAR1") else ".csv"
+    )
     return functools.partial(io.BytesIO, content), suffix
 
 
@@ -231,7 +243,12 @@ def _read_npy(
         raise TableError(f"{place}: not a readable NPY file of numbers ({error}).") from None
     values = values[:, None] if getattr(values, "ndim", 0) == 1 else values
     is_array = isinstance(values, np.ndarray)
-    if not is_array or values.ndim != 2 or not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+    if (
+        not is_array
+        or values.ndim != 2
+        or not np.issubdtype(values.dtype, np.number)
+        or np.iscomplexobj(values)
+    ):
         shown = f"{values.dtype} of shape {values.shape}" if is_array else "an archive of several arrays"
         raise TableError(f"{place}: expected a two-dimensional array of real numbers, got {shown}.")
     positions = chosen(None, values.shape[1])
@@ -252,7 +269,11 @@ def _read_parquet(
             table = file.read(columns=[names[j] for j in positions], use_pandas_metadata=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise TableError(f"{place}: not a readable Parquet file ({error}).") from None
-    return names, positions, Cells([parquet_column(place, names[j], table.column(names[j]), reading) for j in positions])
+    return (
+        names,
+        positions,
+        Cells([parquet_column(place, names[j], table.column(names[j]), reading) for j in positions]),
+    )
 
 
 def parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
@@ -300,7 +321,9 @@ def checked_rows(place: str, names: list[str], cells: Cells, reading: Reading) -
     for name, column in zip(names, columns, strict=True):
         if column.dtype != object and np.isinf(column).any():
             row = int(np.flatnonzero(np.isinf(column))[0])
-            raise TableError(f"{place}, {cells.place(row)}: column {name!r} is {column[row]}, not a finite number.")
+            raise TableError(
+                f"{place}, {cells.place(row)}: column {name!r} is {column[row]}, not a finite number."
+            )
     missing = np.any(gaps, axis=0)
     if reading.gaps == "refuse" and missing.any():
         row = int(np.flatnonzero(missing)[0])
@@ -317,7 +340,11 @@ def checked_rows(place: str, names: list[str], cells: Cells, reading: Reading) -
 
 
 def _gaps(column: np.ndarray) -> np.ndarray:
-    return np.isnan(column) if column.dtype != object else np.array([cell is None for cell in column], dtype=bool)
+    return (
+        np.isnan(column)
+        if column.dtype != object
+        else np.array([cell is None for cell in column], dtype=bool)
+    )
 
 
 def _positions(place: str, names: list[str] | None, width: int, *, columns: list[str] | None) -> list[int]:
@@ -332,7 +359,9 @@ def _positions(place: str, names: list[str] | None, width: int, *, columns: list
         columns = known
     missing = [name for name in columns if name not in known]
     if missing:
-        raise MissingColumnError(f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}.", known)
+        raise MissingColumnError(
+            f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}.", known
+        )
     ambiguous = [name for name in dict.fromkeys(columns) if known.count(name) > 1]
     if ambiguous:
         raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")

@@ -33,7 +33,10 @@ class Units(Scaling):
         weight: np.ndarray | None = None,
     ) -> "Units":
         """Return the units of these columns; unless ``whole``, integers are standardised like real numbers."""
-        parts = [_scaling(values[:, j], kind, whole=whole, power=power, weight=weight) for j, kind in enumerate(kinds)]
+        parts = [
+            _scaling(values[:, j], kind, whole=whole, power=power, weight=weight)
+            for j, kind in enumerate(kinds)
+        ]
         joined = Scaling.joined(parts)
         gaps = tuple(bool(gap) for gap in np.isnan(values).any(axis=0))
         fields = (joined.shift, joined.scale, joined.centre, joined.spread, joined.powers)
@@ -51,7 +54,11 @@ class Units(Scaling):
     def log_jacobians(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
         """Return ``log |dz/dx|`` where there is a density with respect to length; 0 at atoms, gaps and discrete values."""
         xp = values.__array_namespace__()
-        counted = self.atoms(values) | xp.isnan(values) | np.array([_others(kind).discrete for kind in self.kinds], bool)
+        counted = (
+            self.atoms(values)
+            | xp.isnan(values)
+            | np.array([_others(kind).discrete for kind in self.kinds], bool)
+        )
         return xp.where(counted, 0.0, super().log_jacobians(xp.where(counted, 1.0, values)))
 
     def atoms(self, values: Float[AnyArray, "n d"]) -> AnyArray:
@@ -78,7 +85,9 @@ def _others(kind: AbstractKind) -> AbstractKind:
     return kind.others if isinstance(kind, Atom) else kind
 
 
-def _scaling(column: np.ndarray, kind: AbstractKind, *, whole: bool, power: bool, weight: np.ndarray | None) -> Scaling:
+def _scaling(
+    column: np.ndarray, kind: AbstractKind, *, whole: bool, power: bool, weight: np.ndarray | None
+) -> Scaling:
     """Return the scaling of one column by the cells that are there and are no atoms."""
     seen = ~np.isnan(column)
     if isinstance(kind, Atom):

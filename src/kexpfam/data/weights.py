@@ -61,13 +61,17 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be numbers, one for each row.") from None
     if weight.shape != (rows,):
-        raise ValueError(f"{name} must have one number for each of the {rows} rows, got shape {weight.shape}.")
+        raise ValueError(
+            f"{name} must have one number for each of the {rows} rows, got shape {weight.shape}."
+        )
     if not np.all(np.isfinite(weight)):
         raise ValueError(
             f"{name} must be finite; row {int(np.argmin(np.isfinite(weight)))} has {weight[~np.isfinite(weight)][0]}."
         )
     if np.any(weight < 0.0):
-        raise ValueError(f"{name} must not be negative; row {int(np.argmax(weight < 0.0))} has {weight[weight < 0.0][0]:g}.")
+        raise ValueError(
+            f"{name} must not be negative; row {int(np.argmax(weight < 0.0))} has {weight[weight < 0.0][0]:g}."
+        )
     if not np.any(weight > 0.0):
         raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
     return weight
@@ -103,7 +107,11 @@ def weighted_mean(values: np.ndarray, weight: np.ndarray | None) -> Any:
 
 def weighted_variance(values: np.ndarray, weight: np.ndarray | None) -> Any:
     """Return the variance over the rows."""
-    return values.var(axis=0) if weight is None else weighted_mean((values - weighted_mean(values, weight)) ** 2, weight)
+    return (
+        values.var(axis=0)
+        if weight is None
+        else weighted_mean((values - weighted_mean(values, weight)) ** 2, weight)
+    )
 
 
 def weighted_covariance(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:

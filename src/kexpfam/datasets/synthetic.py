@@ -101,7 +101,9 @@ class Rings:
     def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw a circle, an angle, a radius, and the noise of the further dimensions."""
         rng = check_random_state(random_state)
-        radius = rng.choice(self.radii, size=n_samples, p=self.shares) + rng.normal(0.0, self.spread, n_samples)
+        radius = rng.choice(self.radii, size=n_samples, p=self.shares) + rng.normal(
+            0.0, self.spread, n_samples
+        )
         angle = rng.uniform(0.0, 2.0 * np.pi, n_samples)
         further = rng.normal(0.0, self.spread, (n_samples, self.dim - 2))
         return np.concatenate([_on_circle(radius, angle), further], axis=1)

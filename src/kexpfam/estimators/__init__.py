@@ -42,7 +42,9 @@ def load(path: str | os.PathLike) -> Estimator:
     use_compilation_cache()
     kind, state, metadata = storage.load_tree(path)
     if kind not in ESTIMATORS:
-        raise storage.StorageError(f"{path} holds a {kind!r}, which is not an estimator of this version of kexpfam.")
+        raise storage.StorageError(
+            f"{path} holds a {kind!r}, which is not an estimator of this version of kexpfam."
+        )
     estimator = __getattr__(kind)(**state["params"])
     estimator.n_features_in_ = metadata["n_features_in"]
     if metadata["columns"] is not None:

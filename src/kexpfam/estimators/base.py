@@ -99,7 +99,9 @@ class Estimator(FrameOutput, Shown, abc.ABC):
         least = FEWEST_ROWS if reset else 1
         return validate_data(self, as_table(X), dtype=np.float64, reset=reset, ensure_min_samples=least)
 
-    def _validated_pair(self, X: ArrayLike, y: ArrayLike | None, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _validated_pair(
+        self, X: ArrayLike, y: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets as finite numbers; ``reset`` for those of a fit."""
         numeric = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
         least, y = FEWEST_ROWS if reset else 1, None if y is None else as_table(y)
@@ -128,7 +130,9 @@ class Estimator(FrameOutput, Shown, abc.ABC):
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows that a fit is made to, once they are known to be enough, and keep what they count."""
         weight = checked_weights(sample_weight, len(tables[0]))
-        rows, self._weight = Weighted.of(np.concatenate(tables, axis=1), weight, merged=self._merges_equal_rows)
+        rows, self._weight = Weighted.of(
+            np.concatenate(tables, axis=1), weight, merged=self._merges_equal_rows
+        )
         if weight is None:
             return tables
         if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:
@@ -150,7 +154,9 @@ class Estimator(FrameOutput, Shown, abc.ABC):
         check_is_fitted(self, "density_")
         skipped = ("progress", "checkpoint", "random_state")
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
-        state = {"params": params} | {name.strip("_"): getattr(self, name) for name in (*self._stored, *self._shared)}
+        state = {"params": params} | {
+            name.strip("_"): getattr(self, name) for name in (*self._stored, *self._shared)
+        }
         metadata = {
             "n_features_in": self.n_features_in_,
             "columns": self._names,
@@ -301,7 +307,9 @@ class ConditionalEstimator(Predictive, Estimator):
         """Return the density of y under one condition, as an object of its own."""
         row = self._checked_features(self._one_row(x))
         if len(row) != 1:
-            raise ValueError(f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them.")
+            raise ValueError(
+                f"given() takes one condition of {self.n_features_in_} numbers, got {len(row)} of them."
+            )
         return self._given(row[0])
 
     def _given(self, row: np.ndarray) -> "GivenDensity":
@@ -331,7 +339,11 @@ class ConditionalEstimator(Predictive, Estimator):
         if layout is not None and not layout.series:
             return x
         named = x if isinstance(x, Mapping) else dict(x) if hasattr(x, "index") and layout is not None else {}
-        if named and self._names is not None and (isinstance(x, Mapping) or set(map(str, named)) & set(self._names)):
+        if (
+            named
+            and self._names is not None
+            and (isinstance(x, Mapping) or set(map(str, named)) & set(self._names))
+        ):
             cells = {str(name): cell for name, cell in named.items()}
             if missing := [name for name in self._names if name not in cells]:
                 raise ValueError(f"given() needs {', '.join(self._names)}; there is no {', '.join(missing)}.")
@@ -339,7 +351,9 @@ class ConditionalEstimator(Predictive, Estimator):
             if self._layout is not None:
                 return framed([np.array([cell]) for cell in x], self._layout)
         if isinstance(x, Mapping):
-            raise ValueError("this model knows no names of columns: give the condition as a list of numbers, in their order.")
+            raise ValueError(
+                "this model knows no names of columns: give the condition as a list of numbers, in their order."
+            )
         return np.atleast_2d(np.asarray(as_table(x), dtype=float))
 
     def _checked_features(self, X: ArrayLike) -> np.ndarray:

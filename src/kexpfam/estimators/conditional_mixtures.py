@@ -56,7 +56,9 @@ class MixtureEstimator(ConditionalEstimator):
     _stored = ("density_", "_training", "_training_targets", "_flat_targets", "selection_")
 
     @abc.abstractmethod
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(
+        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
+    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         """Return the search, the weights and the centres, from standardised rows; raise for senseless settings."""
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
@@ -69,14 +71,20 @@ class MixtureEstimator(ConditionalEstimator):
         x, y = inputs(condition_scaling, varying, X), scaling.to_model(targets)
         self.selection_, weights, centres = self._chosen(x, y, rng)
         width, background = self.selection_.chosen["width"], float(self.background)
-        self.density_ = ConditionalMixture(weights, centres, width, background, scaling, condition_scaling, varying)
+        self.density_ = ConditionalMixture(
+            weights, centres, width, background, scaling, condition_scaling, varying
+        )
         return self
 
     @remembered
-    def diagnose(self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0) -> SearchDiagnosis:
+    def diagnose(
+        self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0
+    ) -> SearchDiagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
-        return self._repaired(SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state))))
+        return self._repaired(
+            SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state)))
+        )
 
 
 class LeastSquaresConditional(MixtureEstimator):
@@ -138,7 +146,9 @@ class LeastSquaresConditional(MixtureEstimator):
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(
+        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
+    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
         centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
@@ -149,7 +159,9 @@ class LeastSquaresConditional(MixtureEstimator):
                 others = x[~held], y[~held], x[centres], y[centres], width, part_of(self._weight, ~held)
                 heights = ratio_weights(*ratio_moments(*others), penalties)
                 log_density = ratio_log_densities(heights, x[held], y[held], x[centres], y[centres], width)
-                losses[i] -= counts[held] @ with_background(log_density, y[held], self.background) / counts.sum()
+                losses[i] -= (
+                    counts[held] @ with_background(log_density, y[held], self.background) / counts.sum()
+                )
         search = GridSearch(("width", "penalty"), (widths, penalties), losses)
         width, penalty = search.chosen["width"], search.chosen["penalty"]
         moments = ratio_moments(x, y, x[centres], y[centres], width, self._weight)
@@ -188,7 +200,12 @@ def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.nda
 
 
 def ratio_log_densities(
-    heights: np.ndarray, x: np.ndarray, y: np.ndarray, x_centres: np.ndarray, y_centres: np.ndarray, width: float
+    heights: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    x_centres: np.ndarray,
+    y_centres: np.ndarray,
+    width: float,
 ) -> np.ndarray:
     """Return ``log p(y | x)`` of each row under each column of heights: the ratio, normalised over y."""
     found = np.empty((len(x), heights.shape[1]))
@@ -233,14 +250,21 @@ class NeighbourDensity(MixtureEstimator):
     """
 
     def __init__(
-        self, *, radius: float | None = None, width: float | None = None, background: float = 1e-3, random_state: Seed = None
+        self,
+        *,
+        radius: float | None = None,
+        width: float | None = None,
+        background: float = 1e-3,
+        random_state: Seed = None,
     ) -> None:
         self.radius = radius
         self.width = width
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(
+        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
+    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         radii = grid_of("radius", self.radius, reach(x) * SHARES_OF_REACH)
         candidates = [NeighbourWeights(x, float(radius), self._weight) for radius in radii]
         search = search_widths(candidates, "radius", radii, x, y, self, rng)
@@ -287,7 +311,9 @@ class ConditionalKernelDensity(MixtureEstimator):
         self.background = background
         self.random_state = random_state
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(
+        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
+    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
         widths = grid_of("condition_width", self.condition_width, reach(x) * SHARES_OF_REACH)
         heights = np.ones(len(x)) if self._weight is None else self._weight
         candidates = [KernelWeights(x, heights, float(width)) for width in widths]
@@ -319,7 +345,9 @@ def search_widths(
         log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
         masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
         masses /= masses.sum(axis=2, keepdims=True)
-        in_y = -0.5 * cdist(y[rows], y, "sqeuclidean")[:, :, None] / widths**2 - log_volume(widths, y.shape[1])
+        in_y = -0.5 * cdist(y[rows], y, "sqeuclidean")[:, :, None] / widths**2 - log_volume(
+            widths, y.shape[1]
+        )
         log_density = np.log(np.maximum(masses @ np.exp(in_y), SMALLEST_DENSITY))
         mixed = with_background(log_density.reshape(len(rows), -1), y[rows], estimator.background)
         losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()

@@ -33,7 +33,14 @@ from kexpfam.estimators.derivatives import (
     losses,
     one_standard_error,
 )
-from kexpfam.estimators.score_matching import SCORE_BASES, ScoreSelection, ScoreSettings, ScoreTrial, score_base, trials_of
+from kexpfam.estimators.score_matching import (
+    SCORE_BASES,
+    ScoreSelection,
+    ScoreSettings,
+    ScoreTrial,
+    score_base,
+    trials_of,
+)
 from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.fit.convex import best_sampler
@@ -73,7 +80,9 @@ class _Visit(NamedTuple):
 
     def beats(self, other: "_Visit", errors: float) -> bool:
         gains = other.rows - self.rows
-        return bool(weighted_mean(gains, self.weight) > LEAST_GAIN + errors * standard_error(gains, self.weight))
+        return bool(
+            weighted_mean(gains, self.weight) > LEAST_GAIN + errors * standard_error(gains, self.weight)
+        )
 
 
 @dataclass
@@ -102,7 +111,9 @@ class _Walk:
             for _ in range(MOST_ROUNDS):
                 start = best
                 if self.lengthscale is None:
-                    power, best = self._along(power, stride, TARGET_POWERS, lambda p, q=places: (q, p), best, WALK_ERRORS)
+                    power, best = self._along(
+                        power, stride, TARGET_POWERS, lambda p, q=places: (q, p), best, WALK_ERRORS
+                    )
                 if self.condition_lengthscale is None:
                     common = lambda p, q=places, r=power: (q + p, r)
                     shift, best = self._along(0.0, stride, self._room(places), common, best, WALK_ERRORS)
@@ -158,13 +169,19 @@ class _Walk:
         path = trials_of(scales, lengthscale, self.penalties, table, weight)
         self.trials += path
         if self.report is not None:
-            self.report(Report("selection", len(self.trials), 0, {"score": -min(trial.loss for trial in self.trials)}))
+            self.report(
+                Report("selection", len(self.trials), 0, {"score": -min(trial.loss for trial in self.trials)})
+            )
         chosen = one_standard_error(table, weight)
         return _Visit(path[chosen], table[:, chosen], weight)
 
 
 def fold_losses(
-    blocks: np.ndarray, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray, weight: np.ndarray | None = None
+    blocks: np.ndarray,
+    scores: np.ndarray,
+    folds: list[np.ndarray],
+    penalties: np.ndarray,
+    weight: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the loss of each row under the fit that did not see its fold, (rows, penalties)."""
     n, operators = blocks.shape[:2]
@@ -258,7 +275,9 @@ class ConditionalScoreMatching(ConditionalEstimator):
         coarse = problem.nodes(key=nodes_key) if finer.is_grid else None
         sampler = best_sampler(problem, tilt, coarse or finer, Distillation(), key=sampler_key)
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
-        self.density_ = Density(tilt, sampler, scaling, Inputs.of(inputs, sample.condition), None, finer, coarse, None)
+        self.density_ = Density(
+            tilt, sampler, scaling, Inputs.of(inputs, sample.condition), None, finer, coarse, None
+        )
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
@@ -298,7 +317,9 @@ class ConditionalScoreMatching(ConditionalEstimator):
                 "the most it takes on: use fewer rows, or ConditionalKernelExpFamily."
             )
 
-    def _select(self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None) -> ScoreSelection:
+    def _select(
+        self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None
+    ) -> ScoreSelection:
         given = None if self.condition_lengthscale is None else np.asarray(self.condition_lengthscale, float)
         if given is not None and self.lengthscale is not None and self.rkhs_penalty is not None:
             scales = np.broadcast_to(given, (sample.condition.shape[1],)).copy()
@@ -312,14 +333,22 @@ class ConditionalScoreMatching(ConditionalEstimator):
         with threadpool_limits(limits=1, user_api="blas"):
             chosen = walk.run()
         scales = np.array(chosen.condition_lengthscale)
-        return ScoreSelection(ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty), chosen, walk.trials)
+        return ScoreSelection(
+            ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty), chosen, walk.trials
+        )
 
-    def _solved(self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure) -> tuple[Problem, np.ndarray]:
+    def _solved(
+        self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure
+    ) -> tuple[Problem, np.ndarray]:
         """Return the problem in the solution's own space, and its weights there: each row's derivatives meet its own x."""
         condition_lengthscale, lengthscale, penalty = self.selection_.settings
         kernel, condition_kernel = Gaussian(lengthscale), Gaussian(condition_lengthscale)
-        derivatives = full_weights(kernel, condition_kernel, sample, base_scores(base, sample.target), penalty)
+        derivatives = full_weights(
+            kernel, condition_kernel, sample, base_scores(base, sample.target), penalty
+        )
         weights, rows = np.zeros((len(sample), *derivatives.shape)), np.arange(len(sample))
         weights[rows, rows] = derivatives
-        space = FeatureSpace(ValueSpan(condition_kernel, sample.condition), DerivativeSpan(kernel, sample.target))
+        space = FeatureSpace(
+            ValueSpan(condition_kernel, sample.condition), DerivativeSpan(kernel, sample.target)
+        )
         return Problem(sample, base, space, penalty, proposal), weights.ravel()

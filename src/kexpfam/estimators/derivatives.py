@@ -77,7 +77,9 @@ class DerivativeSpan(AbstractSpan):
         derivatives = r.__array_namespace__().concat([r, (r**2 - rates).sum(2, keepdims=True)], axis=2)
         return (derivatives * self.kernel.gram(points, self.centres)[:, :, None]).reshape(points.shape[0], -1)
 
-    def evaluate(self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]) -> Float[AnyArray, " b"]:
+    def evaluate(
+        self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
+    ) -> Float[AnyArray, " b"]:
         # With r = xs - zs each term is a polynomial in xs times the kernel: the sums over centres are its coefficients, and
         # one product with the Gram matrix makes them all.
         points, rates = points.astype(self.centres.dtype), _rates(self.kernel, self.centres.shape[1])
@@ -109,7 +111,9 @@ def _rates(kernel: Gaussian, dim: int) -> Float[AnyArray, " d"]:
 
 
 @_compiled
-def derivative_gram(kernel: Gaussian, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]) -> Float[AnyArray, "n a m a"]:
+def derivative_gram(
+    kernel: Gaussian, xs: Float[AnyArray, "n d"], zs: Float[AnyArray, "m d"]
+) -> Float[AnyArray, "n a m a"]:
     r"""Return :math:`\langle A_a k(x_i, \cdot), A_b k(z_m, \cdot) \rangle` at ``[i, a, m, b]``.
 
     It is also :math:`A_a` of the function :math:`A_b k(z_m, \cdot)`, at :math:`x_i`.
@@ -151,7 +155,9 @@ def full_weights(
         here = slice(start * dim, (start + len(part)) * dim)
         gram[here] = block[..., :dim].reshape(len(part) * dim, -1)
         slopes[here] = block.reshape(len(part) * dim, -1) @ delta.ravel()
-    gram[np.diag_indices(n * dim)] += n * penalty if sample.weight is None else penalty / np.repeat(sample.shares, dim)
+    gram[np.diag_indices(n * dim)] += (
+        n * penalty if sample.weight is None else penalty / np.repeat(sample.shares, dim)
+    )
     beta = scipy.linalg.solve(gram, slopes / penalty, assume_a="pos", overwrite_a=True, check_finite=False)
     weights = -delta / penalty
     weights[:, :dim] += beta.reshape(n, dim)
@@ -159,7 +165,10 @@ def full_weights(
 
 
 def full_path(
-    blocks: Float[np.ndarray, "n a n a"], scores: np.ndarray, penalties: np.ndarray, weight: np.ndarray | None = None
+    blocks: Float[np.ndarray, "n a n a"],
+    scores: np.ndarray,
+    penalties: np.ndarray,
+    weight: np.ndarray | None = None,
 ) -> Float[np.ndarray, "n a q"]:
     """Return the weights of ``full_weights`` at every penalty, from one decomposition; for few rows."""
     n, dim = scores.shape
@@ -168,7 +177,9 @@ def full_path(
     # With S the rows' weights (mean one), G + n eta / S is symmetric and has one decomposition between two roots of S.
     roots = np.ones(1) if weight is None else np.sqrt(np.repeat(weight / weight.mean(), dim))
     values, vectors = scipy.linalg.eigh(roots[:, None] * gram * roots, check_finite=False, driver="evd")
-    shrunk = (vectors.T @ (roots * (rows @ delta.ravel())))[:, None] / (np.maximum(values, 0.0)[:, None] + n * penalties)
+    shrunk = (vectors.T @ (roots * (rows @ delta.ravel())))[:, None] / (
+        np.maximum(values, 0.0)[:, None] + n * penalties
+    )
     weights = np.repeat(-delta[:, :, None], len(penalties), 2)
     weights[:, :dim] += (roots[:, None] * (vectors @ shrunk)).reshape(n, dim, -1)
     return weights / penalties
@@ -180,7 +191,9 @@ def _delta(scores: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     return delta if weight is None else delta * (weight / weight.mean())[:, None]
 
 
-def product_gram(kernel: Gaussian, condition_kernel: Gaussian, rows: Sample, columns: Sample) -> Float[np.ndarray, "n a m a"]:
+def product_gram(
+    kernel: Gaussian, condition_kernel: Gaussian, rows: Sample, columns: Sample
+) -> Float[np.ndarray, "n a m a"]:
     """Return ``derivative_gram`` of the targets times the kernel of the conditions, which is 1 where there are none."""
     conditions = condition_kernel.gram(rows.condition, columns.condition)
     return derivative_gram(kernel, rows.target, columns.target) * conditions[:, None, :, None]
@@ -248,7 +261,9 @@ class Basis(NamedTuple):
         """Return the weights in the span of a combination of the orthonormal functions."""
         return whitened if isinstance(self.span, KernelSpan) else self.whitening @ whitened
 
-    def quadratic(self, points: np.ndarray, scores: np.ndarray, weight: np.ndarray | None = None) -> Quadratic:
+    def quadratic(
+        self, points: np.ndarray, scores: np.ndarray, weight: np.ndarray | None = None
+    ) -> Quadratic:
         """Return the loss at these points, by their weights, in memory that does not grow with their number."""
         functions, dim = self.whitening.shape[0], points.shape[1]
         matrix, slope = np.zeros((functions, functions)), np.zeros(functions)
@@ -267,12 +282,21 @@ class Basis(NamedTuple):
         """Return the derivatives and the Laplacian of each function of the span, at each point."""
         if isinstance(self.span, KernelSpan):
             return value_derivatives(self.kernel, points, self.span.centres)
-        return derivative_gram(self.kernel, points, self.span.centres).reshape(len(points), points.shape[1] + 1, -1)
+        return derivative_gram(self.kernel, points, self.span.centres).reshape(
+            len(points), points.shape[1] + 1, -1
+        )
 
 
-def value_derivatives(kernel: Gaussian, points: np.ndarray, centres: np.ndarray) -> Float[np.ndarray, "n a m"]:
+def value_derivatives(
+    kernel: Gaussian, points: np.ndarray, centres: np.ndarray
+) -> Float[np.ndarray, "n a m"]:
     r"""Return :math:`A_a k(x_i, z_m)`: the kernel is symmetric, so these are the functions of ``DerivativeSpan`` at x."""
-    return DerivativeSpan(kernel, points).features(centres).reshape(len(centres), len(points), -1).transpose(1, 2, 0)
+    return (
+        DerivativeSpan(kernel, points)
+        .features(centres)
+        .reshape(len(centres), len(points), -1)
+        .transpose(1, 2, 0)
+    )
 
 
 def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
@@ -309,7 +333,9 @@ def fitted_losses(tilt: Tilt, sample: Sample) -> Float[AnyArray, " n"]:
         bend = lambda direction: direction @ jax.jvp(slope, (x,), (direction,))[1]
         # One direction at a time: memory must not grow with the square of the dimension.
         return (
-            0.5 * slope(x) @ slope(x) + slope(x) @ jax.grad(tilt.base.log_density)(x) + jnp.sum(jax.lax.map(bend, directions))
+            0.5 * slope(x) @ slope(x)
+            + slope(x) @ jax.grad(tilt.base.log_density)(x)
+            + jnp.sum(jax.lax.map(bend, directions))
         )
 
     return jax.vmap(loss)(sample.target, sample.condition)

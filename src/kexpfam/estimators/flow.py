@@ -140,16 +140,23 @@ class SplineFlow(DensityEstimator):
         if not 0.0 < self.learning_rate < np.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}.")
         check_columns(X, self._names)
-        scaling, shape = Scaling.plain(X, weight=self._weight), FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots)
+        scaling, shape = (
+            Scaling.plain(X, weight=self._weight),
+            FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots),
+        )
         self._training = points = scaling.to_model(X)
         arrays, self.training_ = self._trained(shape, points, key_from(self.random_state))
         self.density_ = FlowDensity(shape, arrays, scaling)
         return self
 
-    def _trained(self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]) -> tuple[list[np.ndarray], Training]:
+    def _trained(
+        self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]
+    ) -> tuple[list[np.ndarray], Training]:
         """Return the arrays of the trained flow, and the losses; single precision is enough to train."""
         make_key, train_key = jr.split(key)
-        counts = () if self._weight is None else (jnp.asarray(self._weight / self._weight.mean(), jnp.float32),)
+        counts = (
+            () if self._weight is None else (jnp.asarray(self._weight / self._weight.mean(), jnp.float32),)
+        )
         data = (jnp.asarray(points, jnp.float32), *counts)
         with jax.enable_x64(False):
             flow, losses = _flowjax().train.fit_to_data(
@@ -175,7 +182,9 @@ class SplineFlow(DensityEstimator):
         check_is_fitted(self, "density_")
         if self.training_.finished:
             return FlowDiagnosis("good", self.training_, ())
-        return FlowDiagnosis("fair", self.training_, ("The validation loss may still fall: raise max_epochs.",))
+        return FlowDiagnosis(
+            "fair", self.training_, ("The validation loss may still fall: raise max_epochs.",)
+        )
 
 
 def _flowjax() -> Any:
@@ -203,7 +212,11 @@ def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
 
 
 def _weighted_loss(
-    params: Any, static: Any, x: Float[Array, "b d"], weight: Float[Array, " b"], key: Key[Array, ""] | None = None
+    params: Any,
+    static: Any,
+    x: Float[Array, "b d"],
+    weight: Float[Array, " b"],
+    key: Key[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Return minus the mean log density of a batch, by the rows' weights, which have mean one over all rows."""
     import paramax  # comes with flowjax

@@ -91,5 +91,7 @@ class GaussianMixtureDensity(DensityEstimator):
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.mixture.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
-        advice = ("A component rests on fewer than ten rows: its height is not to be trusted.",) if few else ()
+        advice = (
+            ("A component rests on fewer than ten rows: its height is not to be trusted.",) if few else ()
+        )
         return MixtureDiagnosis("fair" if few else "good", len(shares), float(shares.min()), advice)

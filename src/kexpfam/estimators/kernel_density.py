@@ -49,7 +49,9 @@ class GridSearch(NamedTuple):
     @property
     def chosen(self) -> dict[str, float]:
         """Return the setting of the smallest loss."""
-        return {name: float(grid[i]) for name, grid, i in zip(self.names, self.grids, self.place, strict=True)}
+        return {
+            name: float(grid[i]) for name, grid, i in zip(self.names, self.grids, self.place, strict=True)
+        }
 
     @property
     def on_edge(self) -> tuple[str, ...]:
@@ -69,10 +71,16 @@ class SearchDiagnosis(AbstractDiagnosis):
     repair: Conformal | None = None
 
     @staticmethod
-    def of(selection: GridSearch, calibration: Calibration | JointCalibration | None = None) -> "SearchDiagnosis":
+    def of(
+        selection: GridSearch, calibration: Calibration | JointCalibration | None = None
+    ) -> "SearchDiagnosis":
         """Return the diagnosis: good, unless the best setting may lie beyond the grid."""
         edge = selection.on_edge
-        advice = (f"{' and '.join(edge)} chosen at an end of the grid: a better value may lie beyond it.",) if edge else ()
+        advice = (
+            (f"{' and '.join(edge)} chosen at an end of the grid: a better value may lie beyond it.",)
+            if edge
+            else ()
+        )
         return SearchDiagnosis("fair" if edge else "good", selection, calibration, advice)
 
     def lines(self) -> list[tuple[str, str]]:
@@ -92,7 +100,9 @@ class KernelMixture(eqx.Module):
 
     def log_density(self, targets: np.ndarray, X: None = None) -> np.ndarray:
         """Return the log density of each row, in the data's own units."""
-        return self._kernels().score_samples(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
+        return self._kernels().score_samples(self.scaling.to_model(targets)) + self.scaling.log_jacobian(
+            targets
+        )
 
     def sample(self, count: int, X: None = None, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws."""
@@ -101,7 +111,9 @@ class KernelMixture(eqx.Module):
     def _kernels(self) -> "sklearn.neighbors.KernelDensity":
         import sklearn.neighbors  # slow to import
 
-        return sklearn.neighbors.KernelDensity(bandwidth=self.bandwidth).fit(self.points, sample_weight=self.weight)
+        return sklearn.neighbors.KernelDensity(bandwidth=self.bandwidth).fit(
+            self.points, sample_weight=self.weight
+        )
 
 
 class KernelDensity(DensityEstimator):

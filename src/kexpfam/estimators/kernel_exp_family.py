@@ -216,7 +216,9 @@ class KernelExpFamily(Streamed, DensityEstimator, AnyGivenAny):
         """Return the learned f at each row: ``log p - log p0 + log Z``, all in standardised units."""
         X = self._checked_points(X)
         if not isinstance(self.density_, Density):
-            raise TypeError("this density is not a base under a single f: fit with base='gaussian' or 'mixture' to have one.")
+            raise TypeError(
+                "this density is not a base under a single f: fit with base='gaussian' or 'mixture' to have one."
+            )
         if np.any(np.isnan(X)):
             raise ValueError("X contains NaN: f is a function of all its columns.")
         return self.density_.potential(X)
@@ -324,8 +326,25 @@ class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
     """
 
     _stored = (
-        *("density_", "_problem", "_training", "_training_targets", "_flat_targets", "candidates_", "polish_", "solution_"),
-        *("selection_", "lengthscale_", "condition_lengthscale_", "rkhs_penalty_", "base_", "_columns", "_target_columns"),
+        *(
+            "density_",
+            "_problem",
+            "_training",
+            "_training_targets",
+            "_flat_targets",
+            "candidates_",
+            "polish_",
+            "solution_",
+        ),
+        *(
+            "selection_",
+            "lengthscale_",
+            "condition_lengthscale_",
+            "rkhs_penalty_",
+            "base_",
+            "_columns",
+            "_target_columns",
+        ),
         "n_rows_",
     )
 
@@ -376,12 +395,19 @@ class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         # An infinite length scale of an input switches it off.
-        check_scale("condition_lengthscale", self.condition_lengthscale, (), (X.shape[1],), may_be_infinite=True)
+        check_scale(
+            "condition_lengthscale", self.condition_lengthscale, (), (X.shape[1],), may_be_infinite=True
+        )
         check_scale("lengthscale", self.lengthscale, ())
         check_scale("base_width", self.base_width, ())
         self._checked_solver(targets.shape[1], X.shape[1])
         self._hint(targets, self.target_columns)
-        if self._described.plain and self._columns.plain and not np.any(np.isnan(X)) and not np.any(np.isnan(targets)):
+        if (
+            self._described.plain
+            and self._columns.plain
+            and not np.any(np.isnan(X))
+            and not np.any(np.isnan(targets))
+        ):
             check_targets(X, targets, self._names, self._target_names)
         else:
             check_kinds(targets, self._described)
@@ -413,7 +439,11 @@ class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
 
     def _warn_if_nearly_deterministic(self) -> None:
         smallest = min((self.search or Search()).penalties)
-        if self.rkhs_penalty is None and self.rkhs_penalty_ is not None and self.rkhs_penalty_ < 2.0 * smallest:
+        if (
+            self.rkhs_penalty is None
+            and self.rkhs_penalty_ is not None
+            and self.rkhs_penalty_ < 2.0 * smallest
+        ):
             message = (
                 "the smallest penalty was the best: the targets are (nearly) a function of the inputs, or take few values. "
                 "Their likelihood has no upper bound, so that a high score measures how narrow the spikes are."

@@ -107,7 +107,10 @@ class KernelModel(TableReader):
         self._problem = self.solution_ = self.selection_ = self.polish_ = None
         self.lengthscale_, self.rkhs_penalty_, self.base_ = None, None, None
         inputs = self._inputs(X)
-        rows, keys = Training(targets, inputs.to_model(X), inputs, self._weight), keys_from(self.random_state, KEYS)
+        rows, keys = (
+            Training(targets, inputs.to_model(X), inputs, self._weight),
+            keys_from(self.random_state, KEYS),
+        )
         mixed = self._checked_kinds(targets)
         bounded = not mixed and self._support(targets) is not None
         names = self._contenders(rows.effective, targets.shape[1], X.shape[1], bounded=bounded, mixed=mixed)
@@ -123,8 +126,14 @@ class KernelModel(TableReader):
 
     def _compared(self, posed: dict[str, Posed]) -> list[Candidate]:
         """Return the candidates with their weights; a single one has all of it."""
-        held_out = {name: candidate.held_out for name, candidate in posed.items() if candidate.held_out is not None}
-        return compare(held_out, self._weight) if held_out else [Candidate(name, 1.0, np.nan, np.nan) for name in posed]
+        held_out = {
+            name: candidate.held_out for name, candidate in posed.items() if candidate.held_out is not None
+        }
+        return (
+            compare(held_out, self._weight)
+            if held_out
+            else [Candidate(name, 1.0, np.nan, np.nan) for name in posed]
+        )
 
     def _inputs(self, X: np.ndarray) -> Scaling:
         """Return the map from conditions to model units; labels, angles, atoms and gaps are embedded in several numbers."""
@@ -156,16 +165,31 @@ class KernelModel(TableReader):
     def _settled(self) -> bool:
         """Return whether the user asked for a kernel model by one of its settings."""
         params = self.get_params(deep=False)
-        names = ("lengthscale", "rkhs_penalty", "condition_lengthscale", "base_width", "power", "search", "integration")
+        names = (
+            "lengthscale",
+            "rkhs_penalty",
+            "condition_lengthscale",
+            "base_width",
+            "power",
+            "search",
+            "integration",
+        )
         named = any(params.get(name) is not None for name in names)
         return named or self.solver != "auto" or params.get("space", "nystrom") != "nystrom"
 
-    def _contenders(self, rows: float, dim: int, condition_dim: int, *, bounded: bool, mixed: bool) -> tuple[str, ...]:
+    def _contenders(
+        self, rows: float, dim: int, condition_dim: int, *, bounded: bool, mixed: bool
+    ) -> tuple[str, ...]:
         """Return the kinds of models that compete; settings that only one of them has are a choice of that one."""
         if self.base == "chain" or mixed:
             return ("chain",)
         few = condition_dim == 0 and dim <= FEW_DIMS
-        if self.base is not None or self._settled or rows < FEWEST_LEARNED_ROWS or (few and self.effort != "best"):
+        if (
+            self.base is not None
+            or self._settled
+            or rows < FEWEST_LEARNED_ROWS
+            or (few and self.effort != "best")
+        ):
             return ("kernel",)
         if condition_dim:
             return ("kernel", "chain") if dim == 1 and rows <= MOST_CONDITIONAL_ROWS else ("chain",)
@@ -180,14 +204,22 @@ class KernelModel(TableReader):
         fixed, integration = self._fixed(), self.integration or Integration()
         powers = (False, True) if fixed.power is None else (bool(fixed.power),)
         logs = _logs(self._described.kinds)
-        scalings = {power: Scaling.standardising(targets, power=power, weight=weight, logs=logs) for power in powers}
-        scaled = {power: Scaled.of(scaling, targets, condition, weight) for power, scaling in scalings.items()}
+        scalings = {
+            power: Scaling.standardising(targets, power=power, weight=weight, logs=logs) for power in powers
+        }
+        scaled = {
+            power: Scaled.of(scaling, targets, condition, weight) for power, scaling in scalings.items()
+        }
         if (support := self._support(targets)) is not None:
             low, high = support
-            fixed = fixed._replace(base={p: Box(s.to_model(low)[0], s.to_model(high)[0]) for p, s in scalings.items()})
+            fixed = fixed._replace(
+                base={p: Box(s.to_model(low)[0], s.to_model(high)[0]) for p, s in scalings.items()}
+            )
         mixture = self._proposal(scaled, solver, integration, seed)
         context = Context(fixed, self.search or Search(), integration, mixture, seed, listener)
-        self.selection_ = selection = contend(scaled, context, most_dims=None if alone else FEW_DIMS, held_out=not alone)
+        self.selection_ = selection = contend(
+            scaled, context, most_dims=None if alone else FEW_DIMS, held_out=not alone
+        )
         if selection is None:
             return None
         chosen = scaled[selection.settings.power].sample, scalings[selection.settings.power]
@@ -209,23 +241,36 @@ class KernelModel(TableReader):
         settings, base = selection.settings, selection.base
         part, part_base, proposal = reduced(sample, base, settings.dims, mixture or base)
         space = self._space(part, settings, seed_from(keys[0]), key=keys[1])
-        mean = None if sample.conditional else self._mean_feature(space, part, scaling, settings.dims, listener)
+        mean = (
+            None if sample.conditional else self._mean_feature(space, part, scaling, settings.dims, listener)
+        )
         integration = self.integration or Integration()
         problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
-        checkpoint = storage.Checkpoint(self.checkpoint, (problem, solver)) if self.checkpoint is not None else None
+        checkpoint = (
+            storage.Checkpoint(self.checkpoint, (problem, solver)) if self.checkpoint is not None else None
+        )
         solution = solver.solve(problem, key=keys[2], report=listener, checkpoint=checkpoint)
         completion = None if len(settings.dims) == sample.target.shape[1] else Completion(base, settings.dims)
         self._problem, self.solution_ = problem, solution
         self.lengthscale_, self.rkhs_penalty_, self.base_ = settings.lengthscale, settings.rkhs_penalty, base
-        return self._density(problem, solution, scaling, Inputs.of(rows.inputs, rows.condition), completion, key=keys[3])
+        return self._density(
+            problem, solution, scaling, Inputs.of(rows.inputs, rows.condition), completion, key=keys[3]
+        )
 
     def _mean_feature(
-        self, space: FeatureSpace, part: Sample, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None
+        self,
+        space: FeatureSpace,
+        part: Sample,
+        scaling: Scaling,
+        dims: tuple[int, ...],
+        listener: Listener | None,
     ) -> np.ndarray:
         """Return the mean of the features of f over all rows, of which ``part`` are those that are held, in f's coordinates."""
         return mean_feature(space, part)
 
-    def _pose_mixture(self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
+    def _pose_mixture(
+        self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool
+    ) -> Posed:
         """Return a plain mixture of normals."""
         logs = _logs(self._described.kinds)
         scaling, seed = Scaling.standardising(rows.targets, weight=rows.weight, logs=logs), seed_from(keys[0])
@@ -236,13 +281,19 @@ class KernelModel(TableReader):
         held_out = mixture_held_out(points, shape, parts, **how) + scaling.log_jacobian(rows.targets)
         return Posed(held_out, lambda: LawDensity(fit_mixture(points, shape, **how), scaling))
 
-    def _pose_chain(self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool) -> Posed:
+    def _pose_chain(
+        self, rows: Training, keys: list[Key[Array, ""]], listener: Listener | None, *, alone: bool
+    ) -> Posed:
         """Return a learned chain."""
         targets, condition, inputs, weight = rows
         settings, kinds = self.learned or EFFORTS[self.effort], self._described.kinds
         # The tails of logarithms, and of what is warped like them, are thin: others would be astronomic in the data's units.
         wired, support, warped, wiring = self._is_mixed(targets) or any(_logs(kinds)), None, None, None
-        scaling = Units.of(targets, kinds, weight=weight) if wired else Scaling.standardising(targets, weight=weight)
+        scaling = (
+            Units.of(targets, kinds, weight=weight)
+            if wired
+            else Scaling.standardising(targets, weight=weight)
+        )
         sample = Sample(scaling.to_model(targets), condition, weight)
         if isinstance(scaling, Units):
             wiring = Wiring.of(scaling, sample.target)
@@ -281,14 +332,20 @@ class KernelModel(TableReader):
     ) -> Density:
         """Return the density of the solution, with its normaliser."""
         tilt, sampler, *_ = solution
-        finer, coarse = (problem.nodes(fineness=fineness, key=key) for fineness in (problem.integration.finer, 1.0))
+        finer, coarse = (
+            problem.nodes(fineness=fineness, key=key) for fineness in (problem.integration.finer, 1.0)
+        )
         tilt, sampler = on_host(tilt), on_host(sampler)
         if problem.conditional:
-            return Density(tilt, sampler, scaling, inputs, None, finer, coarse if finer.is_grid else None, completion)
+            return Density(
+                tilt, sampler, scaling, inputs, None, finer, coarse if finer.is_grid else None, completion
+            )
         data, how = np.asarray(problem.sample.target), self.get_params(deep=False).get("normaliser", "auto")
         options = {"method": how, "settings": problem.integration, "key": key}
         estimate = log_partition(tilt, sampler.reference, data, **options)
-        return Density(tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion)
+        return Density(
+            tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion
+        )
 
     def _diagnosed(
         self, calibration: Calibration | JointCalibration | None, settings: Any, key: Key[Array, ""]
@@ -334,28 +391,47 @@ class KernelModel(TableReader):
         if isinstance(self.base, str):
             one_of("base", self.base, (*BASES, "chain"))
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
-            raise TypeError(f"base must be one of {', '.join(BASES)}, chain, a measure or None; got {shown(self.base)}.")
+            raise TypeError(
+                f"base must be one of {', '.join(BASES)}, chain, a measure or None; got {shown(self.base)}."
+            )
         if self.bounds is not None and self.base not in (None, "box", "chain"):
             raise ValueError("bounds make the base a box or a chain: leave base at None, 'box' or 'chain'.")
         if self.base == "chain" and self._settled:
-            raise ValueError("a chain is learned whole: with base='chain' leave the kernel's settings and the solver alone.")
+            raise ValueError(
+                "a chain is learned whole: with base='chain' leave the kernel's settings and the solver alone."
+            )
         if not isinstance(self.checkpoint, str | os.PathLike | None):
             raise TypeError(f"checkpoint must be a path or None, got {shown(self.checkpoint)}.")
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if self.n_centres is not None:
             whole("n_centres", self.n_centres, 1)
-        for name, record in (("search", Search), ("integration", Integration), ("learned", Learned), ("rows", Rows)):
+        for name, record in (
+            ("search", Search),
+            ("integration", Integration),
+            ("learned", Learned),
+            ("rows", Rows),
+        ):
             if not isinstance(getattr(self, name), record | None):
-                raise TypeError(f"{name} must be a {record.__name__} or None, got {shown(getattr(self, name))}.")
+                raise TypeError(
+                    f"{name} must be a {record.__name__} or None, got {shown(getattr(self, name))}."
+                )
         solver = solver_from(self.solver, conditional=condition_dim > 0)
         settings = self.integration or Integration()
-        if solver.grid_only and condition_dim and not uses_grid(target_dim, conditional=True, settings=settings):
-            raise ValueError(f"{type(solver).__name__} needs a grid, and y has {target_dim} columns: use solver='auto'.")
+        if (
+            solver.grid_only
+            and condition_dim
+            and not uses_grid(target_dim, conditional=True, settings=settings)
+        ):
+            raise ValueError(
+                f"{type(solver).__name__} needs a grid, and y has {target_dim} columns: use solver='auto'."
+            )
         return solver
 
     def _space(self, sample: Sample, settings: Settings, seed: int, *, key: Key[Array, ""]) -> FeatureSpace:
         features = self._features()
-        return build_space(self.kernel, sample, centre_rows(sample, features, seed=seed), settings.lengthscales, features)
+        return build_space(
+            self.kernel, sample, centre_rows(sample, features, seed=seed), settings.lengthscales, features
+        )
 
     @abc.abstractmethod
     def _features(self) -> Features:
@@ -364,7 +440,11 @@ class KernelModel(TableReader):
 
 def _logs(kinds: tuple[AbstractKind, ...]) -> tuple[bool, ...]:
     """Return of each column whether its logarithm is modelled."""
-    return tuple(isinstance(kind, Positive) for kind in kinds) if any(isinstance(kind, Positive) for kind in kinds) else ()
+    return (
+        tuple(isinstance(kind, Positive) for kind in kinds)
+        if any(isinstance(kind, Positive) for kind in kinds)
+        else ()
+    )
 
 
 def checked_bounds(bounds: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -375,7 +455,9 @@ def checked_bounds(bounds: Any, targets: np.ndarray) -> tuple[np.ndarray, np.nda
         message = f"bounds must be a pair, each a number or one number per column ({targets.shape[1]}); got {shown(bounds)}."
         raise ValueError(message) from None
     if not np.all(np.isfinite(low) & np.isfinite(high) & (low < high)):
-        raise ValueError(f"bounds must be finite, the lower below the upper one, in every column; got {shown(bounds)}.")
+        raise ValueError(
+            f"bounds must be finite, the lower below the upper one, in every column; got {shown(bounds)}."
+        )
     if np.any((targets < low) | (targets > high)):
         raise ValueError("some rows lie outside the bounds; widen them, or remove these rows.")
     return low, high

@@ -32,7 +32,9 @@ def numbers_of(value: Any) -> np.ndarray:
 def whole(name: str, value: Any, least: int) -> int:
     """Return the value as a whole number of at least ``least``, or raise."""
     try:
-        fine = value == int(value) and least <= value <= sys.maxsize and not isinstance(value, bool | np.bool_)
+        fine = (
+            value == int(value) and least <= value <= sys.maxsize and not isinstance(value, bool | np.bool_)
+        )
     except (TypeError, ValueError, OverflowError):
         fine = False
     if not fine:
@@ -48,11 +50,15 @@ def one_of(name: str, value: Any, known: Collection[str]) -> None:
         )
 
 
-def check_scale(name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False) -> None:
+def check_scale(
+    name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False
+) -> None:
     """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
     if value is None:
         return
     numbers = numbers_of(value)
     fine = np.all(numbers > 0.0) and (may_be_infinite or np.all(np.isfinite(numbers)))
     if numbers.shape not in shapes or not fine:
-        raise ValueError(f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}.")
+        raise ValueError(
+            f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}."
+        )

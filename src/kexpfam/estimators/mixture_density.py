@@ -88,19 +88,25 @@ class ConditionalMixture(eqx.Module):
     def mean(self, X: np.ndarray | None = None) -> np.ndarray:
         """Return the mean under each condition."""
         centres, _ = self._components()
-        return self.scaling.to_data(np.concatenate([np.exp(log_weights) @ centres for _, log_weights in self._log_weights(X)]))
+        return self.scaling.to_data(
+            np.concatenate([np.exp(log_weights) @ centres for _, log_weights in self._log_weights(X)])
+        )
 
     def cdf(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
         """Return ``P(Y <= y | x)`` of each row, for targets of one dimension."""
         z, (centres, widths) = self.scaling.to_model(targets), self._line()
         weighted = self._log_weights(X, len(z))
-        parts = [np.sum(np.exp(weights) * ndtr((z[rows] - centres) / widths), axis=1) for rows, weights in weighted]
+        parts = [
+            np.sum(np.exp(weights) * ndtr((z[rows] - centres) / widths), axis=1) for rows, weights in weighted
+        ]
         return np.clip(np.concatenate(parts), 0.0, 1.0)
 
     def quantile(self, levels: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
         """Return the quantiles at each level, (rows, levels), for targets of one dimension: by bisection."""
         centres, widths = self._line()
-        parts = [_bisect(np.exp(log_weights), centres, widths, levels) for _, log_weights in self._log_weights(X)]
+        parts = [
+            _bisect(np.exp(log_weights), centres, widths, levels) for _, log_weights in self._log_weights(X)
+        ]
         found = np.concatenate(parts)
         return self.scaling.to_data(found.reshape(-1, 1)).reshape(found.shape)
 
@@ -123,7 +129,9 @@ class ConditionalMixture(eqx.Module):
         draws = np.empty((1 if X is None else len(X), count, centres.shape[1]))
         for rows, log_weights in self._log_weights(X):
             chosen = _choose(np.exp(log_weights), rng.uniform(size=(len(rows), count)))
-            draws[rows] = centres[chosen] + widths[chosen, None] * rng.normal(size=(*chosen.shape, centres.shape[1]))
+            draws[rows] = centres[chosen] + widths[chosen, None] * rng.normal(
+                size=(*chosen.shape, centres.shape[1])
+            )
         found = self.scaling.to_data(draws.reshape(-1, centres.shape[1])).reshape(draws.shape)
         return found[0] if X is None else found
 
@@ -143,7 +151,9 @@ class ConditionalMixture(eqx.Module):
     def _line(self) -> tuple[np.ndarray, np.ndarray]:
         centres, widths = self._components()
         if centres.shape[1] != 1:
-            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+            raise ValueError(
+                "distribution functions and quantiles are for targets of one dimension; use sample instead."
+            )
         return centres[:, 0], widths
 
     def _log_weights(self, X: np.ndarray | None, count: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -195,5 +205,8 @@ def _choose(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     levels /= levels[:, -1:]
     offsets = np.arange(len(masses))[:, None]
     # Row i's levels lie in (i, i + 1]: one sorted list serves all rows.
-    places = np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right") - offsets * masses.shape[1]
+    places = (
+        np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right")
+        - offsets * masses.shape[1]
+    )
     return np.clip(places, 0, masses.shape[1] - 1)

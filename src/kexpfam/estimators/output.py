@@ -65,7 +65,9 @@ class FrameOutput:
         if layout is None:
             return None
         rows, count, width = draws.shape
-        layout = layout._replace(names=[row_name(layout.texts), *layout.names], dtypes=["Int64", *layout.dtypes])
+        layout = layout._replace(
+            names=[row_name(layout.texts), *layout.names], dtypes=["Int64", *layout.dtypes]
+        )
         columns = [np.repeat(np.arange(rows), count), *draws.reshape(-1, width).T]
         index = _index(X) if layout.backend == "pandas" else None
         return framed(columns, layout, None if index is None else index.repeat(count))

@@ -30,8 +30,22 @@ class PartialDensity:
     ``log_evidence`` is the log density of what is given, with its standard error: all log densities share that error.
     """
 
-    def __init__(self, density: Any, columns: Columns, given: np.ndarray, kept: Sequence[int], *, draws: int = GIVEN_DRAWS):
-        self.density, self.columns, self.kept, self._given, self._count = density, columns, tuple(kept), given, draws
+    def __init__(
+        self,
+        density: Any,
+        columns: Columns,
+        given: np.ndarray,
+        kept: Sequence[int],
+        *,
+        draws: int = GIVEN_DRAWS,
+    ):
+        self.density, self.columns, self.kept, self._given, self._count = (
+            density,
+            columns,
+            tuple(kept),
+            given,
+            draws,
+        )
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
         if not np.all(np.isnan(given)):
             (self.log_evidence,) = self._completions(key_from(0)).evidence()
@@ -49,7 +63,11 @@ class PartialDensity:
         rows = np.tile(self._given, (len(values), 1))
         rows[:, self.kept] = values
         found = np.full(len(rows), -np.inf)
-        joint = log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1)) if np.any(inside) else 0.0
+        joint = (
+            log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1))
+            if np.any(inside)
+            else 0.0
+        )
         found[inside] = joint - self.log_evidence.value
         return found
 
@@ -63,7 +81,9 @@ class PartialDensity:
     def quantile(self, levels: ArrayLike) -> np.ndarray:
         """Return the quantiles of a single column of numbers at each level, by weighted draws."""
         if len(self.kept) != 1 or isinstance(self._own.kinds[0], Category):
-            raise ValueError(f"quantiles are for one column of numbers: take marginal([...]) of {', '.join(self.names)} first.")
+            raise ValueError(
+                f"quantiles are for one column of numbers: take marginal([...]) of {', '.join(self.names)} first."
+            )
         found = self._completions(key_from(0))
         values = found.rows[0, :, self.kept[0]]
         order = np.argsort(values)
@@ -75,8 +95,12 @@ class PartialDensity:
     def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
         """Return the density of some of the columns, under the same condition."""
         kept = [_position(column, self.columns) for column in columns]
-        if strangers := [column for column, place in zip(columns, kept, strict=True) if place not in self.kept]:
-            raise ValueError(f"there is no column {strangers[0]!r} here: the density is of {', '.join(self.names)}.")
+        if strangers := [
+            column for column, place in zip(columns, kept, strict=True) if place not in self.kept
+        ]:
+            raise ValueError(
+                f"there is no column {strangers[0]!r} here: the density is of {', '.join(self.names)}."
+            )
         return PartialDensity(self.density, self.columns, self._given, kept, draws=self._count)
 
     def plot(self, n_samples: int = 2000, random_state: Seed = 0) -> "Figure":
@@ -108,7 +132,9 @@ class CompletedRows:
     many draws the completions of each row are worth.
     """
 
-    def __init__(self, density: Any, columns: Columns, values: np.ndarray, draws: int, random_state: Seed) -> None:
+    def __init__(
+        self, density: Any, columns: Columns, values: np.ndarray, draws: int, random_state: Seed
+    ) -> None:
         self.columns, self._key = columns, key_from(random_state)
         self._completions = completed(density, values, draws, key=self._key)
         found = np.array([tuple(one) for one in self._completions.evidence()])
@@ -127,8 +153,14 @@ class CompletedRows:
         values, logs = self._completions.rows[:, :, place], self._completions.log_weights
         order = np.argsort(values, axis=1)
         shares = np.take_along_axis(np.exp(logs - logs.max(axis=1, keepdims=True)), order, axis=1)
-        upto, values = np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True), np.take_along_axis(values, order, axis=1)
-        found = [row[np.minimum(np.searchsorted(own, wanted), len(row) - 1)] for row, own in zip(values, upto, strict=True)]
+        upto, values = (
+            np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True),
+            np.take_along_axis(values, order, axis=1),
+        )
+        found = [
+            row[np.minimum(np.searchsorted(own, wanted), len(row) - 1)]
+            for row, own in zip(values, upto, strict=True)
+        ]
         return np.stack(found)
 
 
@@ -143,24 +175,37 @@ class AnyGivenAny(TableReader):
         """
         check_is_fitted(self, "density_")
         if not isinstance(known, Mapping) or not known:
-            raise ValueError(f"given() takes values by column, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}.")
+            raise ValueError(
+                f"given() takes values by column, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}."
+            )
         row = self._row(known)
-        return PartialDensity(self.density_, self._columns, row, np.flatnonzero(np.isnan(row)).tolist(), draws=draws)
+        return PartialDensity(
+            self.density_, self._columns, row, np.flatnonzero(np.isnan(row)).tolist(), draws=draws
+        )
 
     def marginal(self, columns: Sequence[Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
         """Return the density of some columns, by name or position."""
         check_is_fitted(self, "density_")
-        kept = [_position(column, self._columns) for column in ([columns] if isinstance(columns, str | int) else columns)]
-        return PartialDensity(self.density_, self._columns, np.full(len(self._columns.kinds), np.nan), kept, draws=draws)
+        kept = [
+            _position(column, self._columns)
+            for column in ([columns] if isinstance(columns, str | int) else columns)
+        ]
+        return PartialDensity(
+            self.density_, self._columns, np.full(len(self._columns.kinds), np.nan), kept, draws=draws
+        )
 
     def conditionals(self, X: ArrayLike, *, draws: int = ROW_DRAWS, random_state: Seed = 0) -> CompletedRows:
         """Return what missing cells of the rows of X may be, given the others of their row."""
         points = self._checked_points(X)  # type: ignore[attr-defined]
         if not np.all(self._columns.inside(points)):
-            raise ValueError(f"row {int(np.argmin(self._columns.inside(points)))} has cells that lie outside the support.")
+            raise ValueError(
+                f"row {int(np.argmin(self._columns.inside(points)))} has cells that lie outside the support."
+            )
         return CompletedRows(self.density_, self._columns, points, draws, random_state)
 
-    def impute(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, draws: int = ROW_DRAWS) -> Any:
+    def impute(
+        self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, draws: int = ROW_DRAWS
+    ) -> Any:
         """Return the rows of X with their missing cells drawn given the others.
 
         One sample is a table like X; several are of shape (rows, n_samples, columns).

@@ -58,8 +58,12 @@ class Predictive(abc.ABC):
         """
         X, wanted = self._checked_features(X), np.atleast_1d(numbers_of(levels))
         if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(f"levels must lie strictly between 0 and 1, and there must be one at least; got {shown(levels)}.")
-        found = self.density_.quantile(wanted if self._conformal is None else self._conformal.level(wanted), X)
+            raise ValueError(
+                f"levels must lie strictly between 0 and 1, and there must be one at least; got {shown(levels)}."
+            )
+        found = self.density_.quantile(
+            wanted if self._conformal is None else self._conformal.level(wanted), X
+        )
         return found[:, 0] if np.ndim(levels) == 0 else found
 
     def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
@@ -93,11 +97,18 @@ class Predictive(abc.ABC):
         _check_share("level", level)
         X, targets = self._checked_rows(X, y)
         repair = self._conformal
-        draws, threshold = (REGION_DRAWS, level) if repair is None else (repair.draws, repair.threshold(level))
+        draws, threshold = (
+            (REGION_DRAWS, level) if repair is None else (repair.draws, repair.threshold(level))
+        )
         return density_ranks(self.density_, X, targets, draws=draws, key=jr.key(0)) <= threshold
 
     def calibrate(
-        self, X: ArrayLike | None, y: ArrayLike | None = None, *, draws: int = REGION_DRAWS, random_state: Any = 0
+        self,
+        X: ArrayLike | None,
+        y: ArrayLike | None = None,
+        *,
+        draws: int = REGION_DRAWS,
+        random_state: Any = 0,
     ) -> Self:
         """Repair quantiles, intervals, distribution functions and regions by rows that the model has not seen; return itself.
 
@@ -122,7 +133,9 @@ class Predictive(abc.ABC):
     def calibration_(self) -> Conformal:
         """What ``calibrate`` found: rows, and the coverage of intervals (regions, for several targets) before and after."""
         if getattr(self, "_conformal", None) is None:
-            raise AttributeError("this model was not repaired: call calibrate(X, y) with rows that it has not seen.")
+            raise AttributeError(
+                "this model was not repaired: call calibrate(X, y) with rows that it has not seen."
+            )
         assert self._conformal is not None
         return self._conformal
 
@@ -135,7 +148,9 @@ class Predictive(abc.ABC):
         found = calibrate(self.density_, X, targets, key=key)
         if self._conformal is None:
             return found
-        return dataclasses.replace(found, repaired=self._conformal.coverage(self.density_, X, targets, key=key))
+        return dataclasses.replace(
+            found, repaired=self._conformal.coverage(self.density_, X, targets, key=key)
+        )
 
     def _repaired(self, diagnosis: AnyDiagnosis) -> AnyDiagnosis:
         """Return the diagnosis with what is known of the repair."""

@@ -66,7 +66,9 @@ class TableReader(Estimator):
             table = _table(X)
             frame: dict[str, Any] = {"skip_check_array": True}
             array: dict[str, Any] = {"dtype": None, "ensure_all_finite": "allow-nan"}
-            table = validate_data(self, table, reset=reset, **(array if isinstance(table, np.ndarray) else frame))
+            table = validate_data(
+                self, table, reset=reset, **(array if isinstance(table, np.ndarray) else frame)
+            )
             cells, labelled = columns_of(table), categorical(X)
         if reset:
             self._columns = Columns.of(cells, self._names, self.columns, labelled)
@@ -83,7 +85,9 @@ class TableReader(Estimator):
         strange = np.isnan(X).any(axis=0) & ~np.isnan(self._training).any(axis=0)
         if np.any(strange):
             names = [str(name) for name, bad in zip(self._columns.shown, strange, strict=True) if bad]
-            raise ValueError(f"column(s) {', '.join(names)} lack cells, and had all of them where the model was fitted: NaN.")
+            raise ValueError(
+                f"column(s) {', '.join(names)} lack cells, and had all of them where the model was fitted: NaN."
+            )
 
     def _validated_pair(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         if y is None:
@@ -91,7 +95,14 @@ class TableReader(Estimator):
         y = as_table(y)
         rows, wanted = self._validated(X, reset=reset), self.get_params(deep=False).get("target_columns")
         if _only_numbers(y):
-            y = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y", estimator=self)
+            y = check_array(
+                y,
+                ensure_2d=False,
+                dtype=np.float64,
+                ensure_all_finite="allow-nan",
+                input_name="y",
+                estimator=self,
+            )
         frame = hasattr(y, "columns")
         table = y if frame else np.asarray(y, None if _only_numbers(y) else object)
         check_consistent_length(rows, table)
@@ -101,7 +112,9 @@ class TableReader(Estimator):
             self._target_columns = Columns.of(cells, names, _of_targets(wanted), categorical(y))
         assert self._target_columns is not None
         if len(cells) != len(self._target_columns.kinds):
-            raise ValueError(f"y has {len(cells)} columns, but the model was fitted to {len(self._target_columns.kinds)}.")
+            raise ValueError(
+                f"y has {len(cells)} columns, but the model was fitted to {len(self._target_columns.kinds)}."
+            )
         targets = self._target_columns.encode(cells, unknown=not reset)
         if reset:
             self._target_columns.check(targets)
@@ -110,7 +123,9 @@ class TableReader(Estimator):
     def _hint(self, values: np.ndarray, wanted: Any) -> None:
         """Warn of columns of the density that look like another kind than real; bounds say that they are not."""
         bounded = self.get_params(deep=False).get("bounds") is not None
-        self._described.hints(values, dict.fromkeys(range(values.shape[1]), "real") if bounded else _of_targets(wanted))
+        self._described.hints(
+            values, dict.fromkeys(range(values.shape[1]), "real") if bounded else _of_targets(wanted)
+        )
 
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities, -inf off the support; what is there instead is of no account."""

@@ -50,7 +50,13 @@ from kexpfam.model.networks import Identity
 from kexpfam.model.spaces import Constant, FeatureSpace, spread_rows
 from kexpfam.progress import Listener, Report
 
-__all__ = ["ScoreMatchingDiagnosis", "ScoreMatchingExpFamily", "ScoreSelection", "ScoreSettings", "ScoreTrial"]
+__all__ = [
+    "ScoreMatchingDiagnosis",
+    "ScoreMatchingExpFamily",
+    "ScoreSelection",
+    "ScoreSettings",
+    "ScoreTrial",
+]
 
 VARIANTS = ("nystrom", "full", "lite")
 # A base whose density does not vanish at its border has no score-matching loss.
@@ -101,17 +107,24 @@ def trials_of(
     weight: np.ndarray | None = None,
 ) -> list[ScoreTrial]:
     """Return one trial per penalty from a table of losses, (folds or rows, penalties)."""
-    scales, errors = tuple(map(float, condition_lengthscale)), [standard_error(column, weight) for column in table.T]
+    scales, errors = (
+        tuple(map(float, condition_lengthscale)),
+        [standard_error(column, weight) for column in table.T],
+    )
     numbers = zip(penalties.tolist(), weighted_mean(table, weight).tolist(), errors, strict=True)
     return [ScoreTrial(scales, float(lengthscale), *row) for row in numbers]
 
 
-def score_base(given: str | AbstractMeasure, sample: Sample, mixture: AbstractMeasure, width: float) -> AbstractMeasure:
+def score_base(
+    given: str | AbstractMeasure, sample: Sample, mixture: AbstractMeasure, width: float
+) -> AbstractMeasure:
     """Return the base measure: the one given, the mixture, or a normal ``width`` times as wide as the targets."""
     if isinstance(given, AbstractMeasure):
         return given
     points = np.asarray(sample.target)
-    return mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width, weight=sample.weight)
+    return (
+        mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width, weight=sample.weight)
+    )
 
 
 @dataclass(frozen=True)
@@ -243,25 +256,37 @@ class ScoreMatchingExpFamily(DensityEstimator):
         start_key, tune_key, move_key = jr.split(key_from(random_state), 3)
         # Every training point starts as many chains as any other, up to one.
         order = np.asarray(jr.permutation(start_key, len(self._training)))
-        places = order[np.arange(count) % len(order)] if self._weight is None else self._sample.drawn(count, key=start_key)
+        places = (
+            order[np.arange(count) % len(order)]
+            if self._weight is None
+            else self._sample.drawn(count, key=start_key)
+        )
         starts = self._training[np.asarray(places)]
         draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
-        return self._rows_like(None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1]))
+        return self._rows_like(
+            None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1])
+        )
 
     @remembered
-    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> ScoreMatchingDiagnosis:
+    def diagnose(
+        self, random_state: Seed = 0, *, settings: Judgement | None = None
+    ) -> ScoreMatchingDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
 
         density, chosen, settings = self.density_, self.selection_.chosen, settings or Judgement()
         status, partition = self.solution_.status, density.log_partition
-        fit = sampler_fit(density, self._training, settings.draws, weight=self._weight, key=key_from(random_state))
+        fit = sampler_fit(
+            density, self._training, settings.draws, weight=self._weight, key=key_from(random_state)
+        )
         # The solution is in closed form and draws are refined, so that only the normaliser is left to judge.
         exact = fit._replace(kl=Estimate(0.0, 0.0, np.inf), share=1.0)
         verdict, advice = judge(status, partition, 0.0, exact, None, conditional=False, settings=settings)
         if fit.share < RESAMPLING_SHARE:
-            advice += ("Chains start far from the density: the shares of its modes in draws may be off. Raise rkhs_penalty.",)
+            advice += (
+                "Chains start far from the density: the shares of its modes in draws may be off. Raise rkhs_penalty.",
+            )
             verdict = "poor"
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
         held_out = None if chosen is None else chosen.loss
@@ -308,7 +333,9 @@ class ScoreMatchingExpFamily(DensityEstimator):
         weights = basis.weights(basis.quadratic(points, scores, self._weight).path(np.array([penalty]))[:, 0])
         return Tilt(FeatureSpace(Constant(), basis.span), weights, base)
 
-    def _select(self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None) -> ScoreSelection:
+    def _select(
+        self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None
+    ) -> ScoreSelection:
         width, nothing = points.shape[1], np.zeros(0)
         shape = np.ones(width) * (1.0 if self.lengthscale is None else np.asarray(self.lengthscale, float))
         if self.lengthscale is not None and self.rkhs_penalty is not None:
@@ -328,15 +355,22 @@ class ScoreMatchingExpFamily(DensityEstimator):
                     listener(Report("selection", step + 1, len(factors), {"score": -smallest}))
         places = [one_standard_error(table) for table in tables]
         # The loss hardly sees f away from the data; of scales that it cannot tell apart, the shortest leaves f least there.
-        best = one_standard_error(np.stack([table[:, place] for table, place in zip(tables, places, strict=True)], 1))
+        best = one_standard_error(
+            np.stack([table[:, place] for table, place in zip(tables, places, strict=True)], 1)
+        )
         chosen = paths[best][places[best]]
         settings = ScoreSettings(nothing, factors[best] * shape, chosen.rkhs_penalty)
         return ScoreSelection(settings, chosen, [trial for path in paths for trial in path])
 
 
-def fold_losses(basis: Basis, sample: Sample, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray) -> np.ndarray:
+def fold_losses(
+    basis: Basis, sample: Sample, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray
+) -> np.ndarray:
     """Return the mean loss on each fold of the fit to the others, (folds, penalties)."""
     kept = [sample.rows(fold) for fold in folds]
-    parts = [basis.quadratic(part.target, scores[fold], part.weight) for part, fold in zip(kept, folds, strict=True)]
+    parts = [
+        basis.quadratic(part.target, scores[fold], part.weight)
+        for part, fold in zip(kept, folds, strict=True)
+    ]
     whole = functools.reduce(Quadratic.plus, parts)
     return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])

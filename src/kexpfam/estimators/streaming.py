@@ -48,7 +48,9 @@ class Streamed(KernelModel):
         """
         settings = self._settings_of_rows()
         if processes.place().size > 1 and not isinstance(self.random_state, int | np.integer):
-            raise ValueError(f"several processes need the same number as random_state, got {shown(self.random_state)}.")
+            raise ValueError(
+                f"several processes need the same number as random_state, got {shown(self.random_state)}."
+            )
         blocks = row_blocks(X, settings)
         if blocks is None:
             super().fit(X, y, sample_weight)  # type: ignore[misc]
@@ -68,7 +70,9 @@ class Streamed(KernelModel):
         if blocks is None:
             return self._scored(X, y)
         whole = self._paired(blocks, y, None)
-        return np.concatenate([self._scored(*(block if isinstance(block, tuple) else (block,))) for block in whole])
+        return np.concatenate(
+            [self._scored(*(block if isinstance(block, tuple) else (block,))) for block in whole]
+        )
 
     def score(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> float:
         """Return the mean log density of the rows, by their weights if there are any; of row blocks in constant memory."""
@@ -99,7 +103,9 @@ class Streamed(KernelModel):
     def _effective_rows(self) -> float:
         # Rows that were left out of the model count like those that were kept.
         kept = len(self._training)
-        return super()._effective_rows * (self.n_rows_ / kept if kept == self._settings_of_rows().kept else 1.0)
+        return super()._effective_rows * (
+            self.n_rows_ / kept if kept == self._settings_of_rows().kept else 1.0
+        )
 
     def _scored(self, X: Any, y: Any = None) -> np.ndarray:
         return super().score_samples(*((X, y) if self.conditional else (X,)))  # type: ignore[misc]
@@ -112,7 +118,11 @@ class Streamed(KernelModel):
     def _paired(self, blocks: RowBlocks, y: Any, sample_weight: ArrayLike | None) -> RowBlocks:
         """Return blocks of X, of y if that has a part, and of weights if there are any."""
         if self.conditional:
-            blocks = blocks.then(partial(_pair, name=type(self).__name__)) if y is None else with_targets(blocks, y)
+            blocks = (
+                blocks.then(partial(_pair, name=type(self).__name__))
+                if y is None
+                else with_targets(blocks, y)
+            )
         if sample_weight is None:
             return blocks
         weight = checked_weights(sample_weight, len(np.atleast_1d(np.asarray(sample_weight))))
@@ -140,13 +150,20 @@ class Streamed(KernelModel):
         for low, high in zip(overview.low, overview.high, strict=True):
             bad = np.flatnonzero(np.isinf(low) | np.isinf(high))
             if len(bad):
-                raise ValueError(f"Input contains infinity or a value too large for dtype('float64') in column {bad[0]}.")
+                raise ValueError(
+                    f"Input contains infinity or a value too large for dtype('float64') in column {bad[0]}."
+                )
         ends = np.stack([overview.low[place], overview.high[place]])
         if self.bounds is not None and not np.any(np.isnan(ends)):
             checked_bounds(self.bounds, ends)
 
     def _mean_feature(
-        self, space: FeatureSpace, part: Sample, scaling: Scaling, dims: tuple[int, ...], listener: Listener | None
+        self,
+        space: FeatureSpace,
+        part: Sample,
+        scaling: Scaling,
+        dims: tuple[int, ...],
+        listener: Listener | None,
     ) -> np.ndarray:
         if self._blocks is None:
             return super()._mean_feature(space, part, scaling, dims, listener)
@@ -160,7 +177,13 @@ class Streamed(KernelModel):
         return np.array(totals) / count
 
     def _feature_sums(
-        self, space: FeatureSpace, scaling: Scaling, dims: tuple[int, ...], parts: tuple[Any, ...], *, weighted: bool
+        self,
+        space: FeatureSpace,
+        scaling: Scaling,
+        dims: tuple[int, ...],
+        parts: tuple[Any, ...],
+        *,
+        weighted: bool,
     ) -> np.ndarray:
         """Return what the rows count, how many of them are left out, and the sum of the features of f over the others."""
         X, weight = parts if weighted else (*parts, None)
@@ -179,7 +202,9 @@ class Streamed(KernelModel):
         """
         problem, solution, rows = self._problem, self.solution_, len(self._training)
         whole = problem is not None and (
-            problem.mean_feature is None or solution is None or problem.within(solution.tilt.space).mean_feature is None
+            problem.mean_feature is None
+            or solution is None
+            or problem.within(solution.tilt.space).mean_feature is None
         )
         if rows <= most or whole:
             return

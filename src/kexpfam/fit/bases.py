@@ -53,7 +53,9 @@ class MixtureShape(NamedTuple):
     diagonal: bool
 
 
-def fit_mixture(points: np.ndarray, shape: MixtureShape, *, seed: int, weight: np.ndarray | None = None) -> Mixture:
+def fit_mixture(
+    points: np.ndarray, shape: MixtureShape, *, seed: int, weight: np.ndarray | None = None
+) -> Mixture:
     """Return the maximum-likelihood mixture, by scikit-learn's EM, or by our own where rows have weights."""
     if weight is not None:
         return weighted_mixture(points, weight, **shape._asdict(), steps=EM_STEPS, seed=seed)
@@ -77,7 +79,9 @@ def best_shape(
         for components in counts:
             if components * ROWS_PER_COMPONENT > rows or worse == 2:
                 break
-            score = _held_out_score(points, MixtureShape(components, diagonal), training, held_out, weight, seed)
+            score = _held_out_score(
+                points, MixtureShape(components, diagonal), training, held_out, weight, seed
+            )
             worse, top = (0, score) if score > top else (worse + 1, top)
             if score > best_score:
                 best_score, best = score, MixtureShape(components, diagonal)
@@ -85,7 +89,12 @@ def best_shape(
 
 
 def _held_out_score(
-    points: np.ndarray, shape: MixtureShape, training: np.ndarray, held_out: np.ndarray, weight: np.ndarray | None, seed: int
+    points: np.ndarray,
+    shape: MixtureShape,
+    training: np.ndarray,
+    held_out: np.ndarray,
+    weight: np.ndarray | None,
+    seed: int,
 ) -> float:
     if weight is None:
         return _expectation_maximisation(points[training], *shape, seed).score(points[held_out])
@@ -102,7 +111,12 @@ def best_mixture(
 
 
 def mixture_held_out(
-    points: np.ndarray, shape: MixtureShape, parts: list[np.ndarray], *, seed: int, weight: np.ndarray | None = None
+    points: np.ndarray,
+    shape: MixtureShape,
+    parts: list[np.ndarray],
+    *,
+    seed: int,
+    weight: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the log density of each point under a mixture fitted to the points outside its part; NaN where it has none."""
     scores = np.full(len(points), np.nan)
@@ -131,11 +145,15 @@ def optimism(kind: str, data: np.ndarray, *, seed: int, weight: np.ndarray | Non
     """Return how much higher a base of this kind scores points it was fitted to than points it was not (nats)."""
     training, held_out = held_out_split(len(data), seed=seed)
     base = fit_base(kind, data[training], seed=seed, weight=part_of(weight, training))
-    seen, unseen = (weighted_mean(base.log_densities(data[rows]), part_of(weight, rows)) for rows in (training, held_out))
+    seen, unseen = (
+        weighted_mean(base.log_densities(data[rows]), part_of(weight, rows)) for rows in (training, held_out)
+    )
     return float(seen - unseen)
 
 
-def _expectation_maximisation(points: np.ndarray, components: int, diagonal: bool, seed: int) -> "GaussianMixture":
+def _expectation_maximisation(
+    points: np.ndarray, components: int, diagonal: bool, seed: int
+) -> "GaussianMixture":
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture  # slow to import
     from threadpoolctl import threadpool_limits

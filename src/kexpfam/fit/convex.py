@@ -71,7 +71,9 @@ class Likelihood(NamedTuple):
     condition_features: np.ndarray  # (c, a)
 
     @staticmethod
-    def unconditional(mean_feature: np.ndarray, node_features: np.ndarray, log_weights: np.ndarray) -> "Likelihood":
+    def unconditional(
+        mean_feature: np.ndarray, node_features: np.ndarray, log_weights: np.ndarray
+    ) -> "Likelihood":
         """Return the likelihood with a single, empty condition."""
         return Likelihood(mean_feature, node_features, log_weights[None], np.ones(1), np.ones((1, 1)))
 
@@ -81,7 +83,9 @@ class Likelihood(NamedTuple):
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
         """Return the weights of the node features under each condition, (*k, c, b)."""
-        return self.condition_features @ weights.reshape(*weights.shape[:-1], self.condition_features.shape[1], -1)
+        return self.condition_features @ weights.reshape(
+            *weights.shape[:-1], self.condition_features.shape[1], -1
+        )
 
 
 class Optimum(NamedTuple):
@@ -96,7 +100,9 @@ class Optimum(NamedTuple):
     converged: bool
 
 
-def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, tolerance: float = 1e-9, most: int = 100) -> Optimum:
+def maximise(
+    problem: Likelihood, penalty: float, start: np.ndarray, *, tolerance: float = 1e-9, most: int = 100
+) -> Optimum:
     r"""Return the maximiser of ``likelihood - penalty / 2 |w|^2`` by damped Newton steps.
 
     The gradient is :math:`\hat\mu - E_{p_f}[\phi] - \eta w`, the negative Hessian :math:`Cov_{p_f}[\phi] + \eta I`; half the
@@ -119,7 +125,9 @@ def maximise(problem: Likelihood, penalty: float, start: np.ndarray, *, toleranc
     found = climb(start, evaluate, direction, tolerance=tolerance, most=most)
     converged = bool(found.decrement <= max(tolerance, 1e-7))
     partitions = found.state.log_partitions
-    return Optimum(found.point, found.value, partitions, found.decrement, found.iterations, found.curvature, converged)
+    return Optimum(
+        found.point, found.value, partitions, found.decrement, found.iterations, found.curvature, converged
+    )
 
 
 def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
@@ -129,7 +137,9 @@ def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
     phi, mean = space.condition.matrix(conditions.values), problem.mean_feature
     if mean is None:
         # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
-        mean = (conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()).T.ravel()
+        mean = (
+            conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()
+        ).T.ravel()
     features = space.target.node_matrix(nodes)
     return Likelihood(np.asarray(mean), features, nodes.log_weights[None], conditions.shares, phi)
 
@@ -160,7 +170,9 @@ def normalised(exponents: np.ndarray) -> NodeMasses:
     return NodeMasses(masses, top + np.log(totals))
 
 
-def objective(problem: Likelihood, penalty: float, weights: np.ndarray) -> tuple[np.ndarray | np.floating, NodeMasses]:
+def objective(
+    problem: Likelihood, penalty: float, weights: np.ndarray
+) -> tuple[np.ndarray | np.floating, NodeMasses]:
     """Return ``likelihood - penalty / 2 |w|^2`` (*k), and the masses that its derivatives are made of."""
     masses = normalised(problem.exponents(weights))
     linear = np.sum(weights * (problem.mean_feature - 0.5 * penalty * weights), axis=-1)
@@ -181,7 +193,9 @@ def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share:
     """Return the problem without the nodes that carry no mass at these weights under any condition."""
     exponents = problem.exponents(weights)
     live = np.any(exponents - exponents.max(axis=1, keepdims=True) > np.log(share), axis=0)
-    return problem._replace(node_features=problem.node_features[live], log_weights=problem.log_weights[:, live])
+    return problem._replace(
+        node_features=problem.node_features[live], log_weights=problem.log_weights[:, live]
+    )
 
 
 def moments(
@@ -255,7 +269,9 @@ class Shortfall(NamedTuple):
     noise: float
 
 
-def shortfall(problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]) -> Shortfall:
+def shortfall(
+    problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+) -> Shortfall:
     """Return half the squared Newton decrement on fresh nodes: a finer grid, or ``count`` draws from base and proposal.
 
     The part that fresh draws put there by chance, about rank / (2 effective draws), is taken off: where it is large there
@@ -273,7 +289,9 @@ def shortfall(problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: in
     return Shortfall(max(0.5 * optimum.decrement - noise, 0.0), noise)
 
 
-def polish(problem: Problem, nodes: Nodes, weights: AnyArray, *, near: bool) -> tuple[np.ndarray, dict[str, float]]:
+def polish(
+    problem: Problem, nodes: Nodes, weights: AnyArray, *, near: bool
+) -> tuple[np.ndarray, dict[str, float]]:
     """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached.
 
     From weights that are near it Newton's method starts there; otherwise it comes down from large penalties.
@@ -317,7 +335,12 @@ class Convex(Solver):
         return self.integral == "grid"
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return the maximiser of the penalised likelihood, and the best sampler at hand."""
         require_grid(self, problem)
@@ -355,7 +378,9 @@ class Convex(Solver):
         nothing = np.zeros(posed.mean_feature.size)
         return maximise(posed, problem.rkhs_penalty, nothing, most=0), np.inf
 
-    def _status(self, problem: Problem, optimum: Optimum, error: float, penalty: float, nodes: Nodes) -> Status:
+    def _status(
+        self, problem: Problem, optimum: Optimum, error: float, penalty: float, nodes: Nodes
+    ) -> Status:
         if penalty != problem.rkhs_penalty:
             return Status.FEW_EFFECTIVE_DRAWS
         if not optimum.converged:
@@ -369,12 +394,20 @@ def require_grid(solver: Solver, problem: Problem) -> None:
     if solver.grid_only and not problem.on_grid:
         most = len(settings.conditional_cells if problem.conditional else settings.cells)
         name = type(solver).__name__
-        raise ValueError(f"{name} integrates over at most {most} dimensions and f depends on {dims}: use solver='auto'.")
+        raise ValueError(
+            f"{name} integrates over at most {most} dimensions and f depends on {dims}: use solver='auto'."
+        )
 
 
-def best_sampler(problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: Key[Array, ""]) -> Sampler:
+def best_sampler(
+    problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: Key[Array, ""]
+) -> Sampler:
     """Return a sampler of the tilted density: the base where f is 0, the cells of a grid, else a distilled law."""
     if not np.any(tilt.weights):
         return Sampler(problem.base, Identity(), problem.base)
-    law = TiltedCells.on(tilt, nodes) if nodes.is_grid else distil(problem, tilt.weights, settings=settings, key=key)
+    law = (
+        TiltedCells.on(tilt, nodes)
+        if nodes.is_grid
+        else distil(problem, tilt.weights, settings=settings, key=key)
+    )
     return Sampler(law, Identity(), problem.base)

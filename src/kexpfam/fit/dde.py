@@ -84,27 +84,47 @@ class DDE(Solver):
             check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
         with double_precision():
-            weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key)
+            weights, reference = begin(
+                problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key
+            )
             posed = pose(problem, reference, problem.space)
         saddle = self.saddle or eqx.tree_at(
-            lambda players: players.horizon, WARM if self.warm_start else COLD, jnp.asarray(float(max(self._steps, 1)))
+            lambda players: players.horizon,
+            WARM if self.warm_start else COLD,
+            jnp.asarray(float(max(self._steps, 1))),
         )
         with double_precision():
             state = saddle.init(posed, weights, key=init_key)
         watch = (lambda state: _snapshot(posed, saddle.answer(state), judge_key)) if self.snapshots else None
-        options: dict[str, Any] = {"report": report, "checkpoint": checkpoint, "watch": watch, "stage": "saddle point"}
-        judge = lambda state: standing(posed, saddle.answer(state), state.metric, key=jr.fold_in(judge_key, int(state.step)))
+        options: dict[str, Any] = {
+            "report": report,
+            "checkpoint": checkpoint,
+            "watch": watch,
+            "stage": "saddle point",
+        }
+        judge = lambda state: standing(
+            posed, saddle.answer(state), state.metric, key=jr.fold_in(judge_key, int(state.step))
+        )
         if self.steps is None and self.saddle is None and not self.warm_start:
             options["stop"] = lambda state: self._is_due(state) and judge(state).within(self.tolerance)
         steps = self._steps * (EXTENSION if "stop" in options else 1)
         outcome = persistent(posed, saddle, state, steps=steps, key=run_key, **options)
         answer = saddle.answer(outcome.state)
-        ends: dict[str, Any] = {"warm_start": self.warm_start, "polished": self.polish, "keys": (polish_key, judge_key)}
+        ends: dict[str, Any] = {
+            "warm_start": self.warm_start,
+            "polished": self.polish,
+            "keys": (polish_key, judge_key),
+        }
         solution = finish(problem, answer.f_weights, answer.transport, reference, outcome, **ends)
         measurable = isinstance(outcome.state, State) and saddle.natural
         if self.polish or not measurable or outcome.status is Status.NO_STEPS:
@@ -136,7 +156,9 @@ def persistent(posed: SaddleProblem, saddle: Any, state: Any, *, key: Key[Array,
         before, outcome = outcome, run(posed, saddle, outcome.state, key=again, **options)
         names = before.trace.keys() & outcome.trace.keys()
         trace = {name: np.concatenate([before.trace[name], outcome.trace[name]]) for name in names}
-        outcome = outcome._replace(trace=trace or before.trace or outcome.trace, watched=before.watched | outcome.watched)
+        outcome = outcome._replace(
+            trace=trace or before.trace or outcome.trace, watched=before.watched | outcome.watched
+        )
     return outcome
 
 
@@ -148,7 +170,9 @@ def begin(
         return jnp.zeros(problem.space.size), problem.base
     nodes_key, distil_key = jr.split(key)
     optimum = continuation(likelihood(problem, problem.nodes(key=nodes_key)), problem.rkhs_penalty)
-    return jnp.asarray(optimum.weights), distil(problem, optimum.weights, settings=distillation, key=distil_key)
+    return jnp.asarray(optimum.weights), distil(
+        problem, optimum.weights, settings=distillation, key=distil_key
+    )
 
 
 def finish(
@@ -198,7 +222,9 @@ def _better_sampler(
 def pose(problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSpace) -> SaddleProblem:
     """Return the saddle-point problem with f in ``space``, anchored at the reference."""
     penalty, inverse_temperature = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
-    return SaddleProblem(problem.sample, problem.base, space, reference, penalty, inverse_temperature, anchored=True)
+    return SaddleProblem(
+        problem.sample, problem.base, space, reference, penalty, inverse_temperature, anchored=True
+    )
 
 
 @eqx.filter_jit

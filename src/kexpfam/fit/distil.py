@@ -67,10 +67,14 @@ def distil(
 ) -> AbstractMeasure:
     """Return a law close to ``p0 exp(f)``, under each condition if there are any."""
     settings = settings or Distillation()
-    return (_distil_network if problem.conditional else _distil_mixture)(problem, np.asarray(weights), settings, key)
+    return (_distil_network if problem.conditional else _distil_mixture)(
+        problem, np.asarray(weights), settings, key
+    )
 
 
-def _distil_mixture(problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]) -> AbstractMeasure:
+def _distil_mixture(
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+) -> AbstractMeasure:
     """Return the nearest to the density of base, proposal and the mixtures distilled from it."""
     tilt, proposal, laws = problem.tilt(weights), problem.proposal, [problem.base, problem.proposal]
     diagonal = problem.sample.target.shape[1] > FULL_COVARIANCE_DIMS
@@ -95,12 +99,16 @@ def nearest(laws: list[AbstractMeasure], nodes: Nodes, log_ratio: np.ndarray) ->
     return max(laws, key=lambda law: float(masses[live] @ law.log_densities(nodes.points[live])))
 
 
-def _distil_network(problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]) -> MixtureNetwork:
+def _distil_network(
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+) -> MixtureNetwork:
     draw_key, start_key, run_key = jr.split(key, 3)
     draws = conditional_draws(problem, weights, settings, key=draw_key)
     shape = {"components": settings.network_components, "width": settings.width, "depth": settings.depth}
     with double_precision():
-        start = MixtureNetwork.draw(draws.condition.shape[1], draws.target.astype(float), key=start_key, **shape)
+        start = MixtureNetwork.draw(
+            draws.condition.shape[1], draws.target.astype(float), key=start_key, **shape
+        )
         fitting = NetworkFit(steps=settings.steps)
         state = fitting.init(start)
     options = {"steps": settings.steps, "key": run_key, "chunk": 200, "stage": "sampler"}
@@ -114,13 +122,17 @@ class Draws(NamedTuple):
     target: Float[np.ndarray, "n d"]
 
 
-def conditional_draws(problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]) -> Draws:
+def conditional_draws(
+    problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]
+) -> Draws:
     """Return draws of the density under training conditions and conditions between them, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
     rng = np.random.default_rng(seed_from(seed_key))
     sample, count, each = problem.sample, settings.conditions, settings.draws_per_condition
     seen, equal = np.asarray(sample.condition), sample.weight is None
-    pick = lambda: rng.integers(len(seen), size=count) if equal else rng.choice(len(seen), count, p=sample.shares)
+    pick = lambda: (
+        rng.integers(len(seen), size=count) if equal else rng.choice(len(seen), count, p=sample.shares)
+    )
     here, there = (seen[pick()] for _ in range(2))
     conditions = here + rng.uniform(0.0, FARTHEST, (count, 1)) * (there - here)
     conditions[: count // 2] = here[: count // 2]
@@ -133,7 +145,9 @@ def conditional_draws(problem: Problem, weights: np.ndarray, settings: Distillat
     shifted = (cumulative / cumulative[:, -1:] + rows).ravel()
     wanted = (rng.uniform(size=(count, each)) + rows).ravel()
     chosen = np.searchsorted(shifted, wanted) % len(nodes.points)
-    targets = nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(-0.5, 0.5, (len(chosen), nodes.points.shape[1]))
+    targets = nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
+        -0.5, 0.5, (len(chosen), nodes.points.shape[1])
+    )
     return Draws(np.repeat(conditions, each, 0).astype(np.float32), targets.astype(np.float32))
 
 
@@ -162,7 +176,9 @@ class NetworkFit(eqx.Module):
         """Return the start at a given law."""
         return NetworkFitState(measure, optimiser().init(eqx.filter(measure, eqx.is_array)), jnp.array(0))
 
-    def step(self, draws: Draws, state: NetworkFitState, *, key: Key[Array, ""]) -> tuple[NetworkFitState, NetworkFitHealth]:
+    def step(
+        self, draws: Draws, state: NetworkFitState, *, key: Key[Array, ""]
+    ) -> tuple[NetworkFitState, NetworkFitHealth]:
         """Return the state after one step on a batch of the draws."""
         rows = jr.randint(key, (self.batch_size,), 0, draws.target.shape[0])
         condition, target = draws.condition[rows], draws.target[rows]
@@ -170,4 +186,6 @@ class NetworkFit(eqx.Module):
         value, gradient = eqx.filter_value_and_grad(cost)(state.measure)
         updates, moments = optimiser().update(gradient, state.moments)
         rate = self.rate * jnp.maximum(0.02, 1.0 - state.step / self.steps)
-        return NetworkFitState(stepped(state.measure, updates, -rate), moments, state.step + 1), NetworkFitHealth(value)
+        return NetworkFitState(
+            stepped(state.measure, updates, -rate), moments, state.step + 1
+        ), NetworkFitHealth(value)

@@ -45,7 +45,9 @@ class Features(eqx.Module):
         check_at_least(self, 1, "centres", "rows_per_feature", "target_rank")
         low, high = self.condition_rank
         if not 1 <= low <= high:
-            raise ValueError(f"condition_rank must be two rising numbers of at least 1, got {self.condition_rank!r}.")
+            raise ValueError(
+                f"condition_rank must be two rising numbers of at least 1, got {self.condition_rank!r}."
+            )
 
 
 class Centres(NamedTuple):
@@ -64,12 +66,17 @@ def centre_rows(sample: Sample, features: Features, *, seed: int) -> Centres:
         return Centres(spread(targets[distinct_rows(targets)], features.centres), np.zeros((1, 0)))
     conditions, targets = (np.unique(np.asarray(part), axis=0) for part in (sample.condition, sample.target))
     return Centres(
-        targets if targets.shape[1] == 1 else spread(targets, MOST_TARGET_CENTRES), spread(conditions, features.centres)
+        targets if targets.shape[1] == 1 else spread(targets, MOST_TARGET_CENTRES),
+        spread(conditions, features.centres),
     )
 
 
 def build_space(
-    kernel: str, sample: Sample, centres: Centres, lengthscales: tuple[np.ndarray, np.ndarray], features: Features
+    kernel: str,
+    sample: Sample,
+    centres: Centres,
+    lengthscales: tuple[np.ndarray, np.ndarray],
+    features: Features,
 ) -> FeatureSpace:
     """Return the space of f: kernels on the centres, or under a condition the product of leading features.
 
@@ -77,11 +84,15 @@ def build_space(
     """
     of_target, of_condition = (KERNELS[kernel](scales) for scales in lengthscales)
     if not sample.conditional:
-        return FeatureSpace(Constant(), KernelSpan.build(of_target, centres.target, rank=features.rank, floor=features.floor))
+        return FeatureSpace(
+            Constant(), KernelSpan.build(of_target, centres.target, rank=features.rank, floor=features.floor)
+        )
     rank = int(np.clip(sample.effective_rows // features.rows_per_feature, *features.condition_rank))
     condition = KernelSpan.build(of_condition, centres.condition, rank=rank, floor=features.floor)
     points = covering_centres(centres.target, float(lengthscales[0].min()))
-    return FeatureSpace(condition, KernelSpan.build(of_target, points, rank=features.target_rank, floor=features.floor))
+    return FeatureSpace(
+        condition, KernelSpan.build(of_target, points, rank=features.target_rank, floor=features.floor)
+    )
 
 
 def covering_centres(targets: np.ndarray, lengthscale: float) -> np.ndarray:

@@ -70,7 +70,9 @@ class Folds:
         """Return the log density ratio to the base of each row, averaged over the fits that did not see it."""
         optimum = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
         self.weights = optimum.weights
-        problem = without_negligible_nodes(self.all, optimum.weights) if len(self.all.shares) == 1 else self.all
+        problem = (
+            without_negligible_nodes(self.all, optimum.weights) if len(self.all.shares) == 1 else self.all
+        )
         weights = np.tile(optimum.weights, (len(self.means), 1))
         factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
         # As many fits at a time as have their probabilities of nodes under conditions held together.
@@ -89,7 +91,9 @@ class Folds:
             counts[out] += 1.0
         return totals / counts
 
-    def _factors(self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple) -> list[tuple]:
+    def _factors(
+        self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple
+    ) -> list[tuple]:
         """Return the factored Hessian of each fit at the common optimum."""
         if len(problem.shares) == 1:
             return [factor] * len(self.left_out)
@@ -134,7 +138,9 @@ def chord(problem: Likelihood, penalty: float, start: np.ndarray, factors: list[
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
     for k in (*lost, *moving):
-        weights[k] = maximise(only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS).weights
+        weights[k] = maximise(
+            only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS
+        ).weights
     return weights
 
 
@@ -142,14 +148,18 @@ def _solved(factors: list[tuple], rows: np.ndarray) -> np.ndarray:
     """Return the solution of each row's equations; those of a common factor are solved at once."""
     if all(factor is factors[0] for factor in factors):
         return cho_solve(factors[0], rows.T, check_finite=False).T
-    return np.stack([cho_solve(factor, row, check_finite=False) for factor, row in zip(factors, rows, strict=True)])
+    return np.stack(
+        [cho_solve(factor, row, check_finite=False) for factor, row in zip(factors, rows, strict=True)]
+    )
 
 
 def left_out_rows(sample: Sample, folds: int, repeats: int, *, seed: int) -> np.ndarray:
     """Return masks of the rows that each fit leaves out, (fits, rows)."""
     rng, rows = np.random.default_rng(seed), len(sample)
     count = min(folds, rows)
-    return np.concatenate([(rng.permutation(rows) % count) == np.arange(count)[:, None] for _ in range(repeats)])
+    return np.concatenate(
+        [(rng.permutation(rows) % count) == np.arange(count)[:, None] for _ in range(repeats)]
+    )
 
 
 def elsewhere(scores: Float[AnyArray, " m"], parts: int) -> Float[AnyArray, " m"]:

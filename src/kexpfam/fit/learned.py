@@ -115,7 +115,19 @@ class Learned(eqx.Module):
     polished_rows: int = 1_000
 
     def __check_init__(self) -> None:
-        counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience", "batch", "cells")
+        counts = (
+            "folds",
+            "repeats",
+            "rows",
+            "width",
+            "depth",
+            "units",
+            "steps",
+            "epochs",
+            "patience",
+            "batch",
+            "cells",
+        )
         check_at_least(self, 1, *counts, "rows_per_bump")
         check_at_least(self, 2, "bumps", "most_bumps")
         check_at_least(self, 2, "folds")
@@ -123,7 +135,9 @@ class Learned(eqx.Module):
         if any(low <= 0.0 for low in self.polish):
             raise ValueError(f"polish must be positive penalties, got {self.polish!r}.")
         if not 0.0 < self.held_out * self.folds <= 1.0:
-            raise ValueError(f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}.")
+            raise ValueError(
+                f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}."
+            )
 
     def parts(self, rows: int) -> int:
         """Return how many parts of so many rows are held out in turn."""
@@ -261,7 +275,9 @@ class Trainer(eqx.Module):
         """Return the task's own members after an epoch, and the score of the rows that each holds out; 0 for the others."""
         rate, keys = self.rate(state.step), jr.split(key, len(task.own))
 
-        def one(player: Player, kept: Array, held: Array, support: Array | None, key: Array) -> tuple[Player, Array]:
+        def one(
+            player: Player, kept: Array, held: Array, support: Array | None, key: Array
+        ) -> tuple[Player, Array]:
             new = self.epoch(task, rate, player, kept, support, key)
             return new, bounded_mean(self.scores(task, new.average.within(support), held), task.counts(held))
 
@@ -279,7 +295,11 @@ class Trainer(eqx.Module):
 
     def rate(self, epoch: Int[Array, ""]) -> Float[Array, ""]:
         """Return the learning rate of an epoch."""
-        share = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.pace.epochs)) * jnp.minimum((epoch + 1.0) / WARM_UP, 1.0)
+        share = (
+            0.5
+            * (1.0 + jnp.cos(np.pi * epoch / self.pace.epochs))
+            * jnp.minimum((epoch + 1.0) / WARM_UP, 1.0)
+        )
         return self.pace.rate * (LAST_RATE + (1.0 - LAST_RATE) * share)
 
     def epoch(
@@ -297,38 +317,54 @@ class Trainer(eqx.Module):
         rows = kept[jr.permutation(order_key, len(kept))[: steps * self.batch]].reshape(steps, self.batch)
 
         def update(player: Player, drawn: tuple[Array, Array]) -> tuple[Player, None]:
-            gradient = eqx.filter_grad(lambda chain: self.cost(chain.within(support), task, *drawn))(player.chain)
+            gradient = eqx.filter_grad(lambda chain: self.cost(chain.within(support), task, *drawn))(
+                player.chain
+            )
             directions, moments = optimiser().update(gradient, player.moments)
             shrunk = lambda direction, weight: -(direction + self.pace.decay * weight)
             chain = stepped(
-                player.chain, jax.tree.map(shrunk, directions, eqx.filter(player.chain, eqx.is_inexact_array)), rate
+                player.chain,
+                jax.tree.map(shrunk, directions, eqx.filter(player.chain, eqx.is_inexact_array)),
+                rate,
             )
             return Player(chain, averaged(player.average, chain, self.pace.average), moments), None
 
         return scan(update, player, (rows, jr.split(drop_key, steps)))[0]
 
-    def cost(self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]) -> Float[Array, ""]:
+    def cost(
+        self, chain: AbstractChain, task: Task, rows: Int[Array, " b"], key: Key[Array, ""]
+    ) -> Float[Array, ""]:
         """Return the penalised negative log likelihood of some rows, some units dropped."""
         keep = self.pace.kept
-        thin = lambda h, layer: h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
+        thin = lambda h, layer: (
+            h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
+        )
         penalty = 0.5 * self.pace.rkhs_penalty * chain.penalty()
         scores, counts = self.score(task, chain, rows, thin), task.counts(rows)
         return penalty.astype(jnp.float32) - jnp.mean(scores if counts is None else counts * scores)
 
-    def score(self, task: Task, chain: AbstractChain, rows: Int[Array, " b"], thin: Callable = keep_all) -> Float[Array, " b"]:
+    def score(
+        self, task: Task, chain: AbstractChain, rows: Int[Array, " b"], thin: Callable = keep_all
+    ) -> Float[Array, " b"]:
         """Return the log density of some rows."""
-        return jnp.sum(chain.log_densities(task.target[rows], task.condition[rows], cells=self.cells, thin=thin), axis=1)
+        return jnp.sum(
+            chain.log_densities(task.target[rows], task.condition[rows], cells=self.cells, thin=thin), axis=1
+        )
 
     def scores(self, task: Task, chain: AbstractChain, rows: Int[Array, " h"]) -> Float[Array, " h"]:
         """Return the log density of many rows, some at a time: the cells of all of them would be most of a fit's memory."""
         whole = len(rows) // JUDGED_ROWS * JUDGED_ROWS
         if not whole:
             return self.score(task, chain, rows)
-        parts = jax.lax.map(lambda part: self.score(task, chain, part), rows[:whole].reshape(-1, JUDGED_ROWS)).ravel()
+        parts = jax.lax.map(
+            lambda part: self.score(task, chain, part), rows[:whole].reshape(-1, JUDGED_ROWS)
+        ).ravel()
         return jnp.concatenate([parts, self.score(task, chain, rows[whole:])]) if whole < len(rows) else parts
 
 
-def bounded_mean(scores: Float[AnyArray, " h"], counts: Float[AnyArray, " h"] | None = None) -> Float[Array, ""]:
+def bounded_mean(
+    scores: Float[AnyArray, " h"], counts: Float[AnyArray, " h"] | None = None
+) -> Float[Array, ""]:
     """Return the mean of scores, none counted as more than FARTHEST below their median: no single row may end the training."""
     return jnp.average(jnp.maximum(scores, jnp.median(scores) - FARTHEST), weights=counts)
 
@@ -370,8 +406,17 @@ def learn(
     target, condition = np.asarray(sample.target, np.float32), np.asarray(sample.condition, np.float32)
     task = Task(target, condition, kept, held, *own_members(len(orders)), bounds, counts)
     enough = lambda state: bool(np.all(np.asarray(state.stale) > settings.patience))
-    options = {"steps": most, "chunk": CHUNK, "stage": "learning", "stop": enough, "report": report, "checkpoint": checkpoint}
-    result = run(jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, compute=epochs, **options)
+    options = {
+        "steps": most,
+        "chunk": CHUNK,
+        "stage": "learning",
+        "stop": enough,
+        "report": report,
+        "checkpoint": checkpoint,
+    }
+    result = run(
+        jax.tree.map(jnp.asarray, task), trainer, trainer.start(chain), key=run_key, compute=epochs, **options
+    )
     best = jax.tree.map(np.asarray, result.state.best).within(bounds)
     polish = None
     if isinstance(best, Chain) and rows * dim <= settings.polished_rows:
@@ -386,7 +431,11 @@ def _dealt(
     parts, order, size = settings.parts(rows), rng.permutation(rows), max(1, int(settings.held_out * rows))
     shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
     held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
-    return held, kept, np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted])
+    return (
+        held,
+        kept,
+        np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted]),
+    )
 
 
 def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:
@@ -397,6 +446,8 @@ def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, 
         for start in range(0, len(mine), JUDGED_ROWS):
             rows = mine[start : start + JUDGED_ROWS]
             part = sample.rows(rows)
-            sums[rows] = np.logaddexp(sums[rows], member.log_densities(part.target, part.condition, cells=member.cells).sum(1))
+            sums[rows] = np.logaddexp(
+                sums[rows], member.log_densities(part.target, part.condition, cells=member.cells).sum(1)
+            )
             counts[rows] += 1.0
     return np.where(counts > 0.0, sums - np.log(np.maximum(counts, 1.0)), np.nan)

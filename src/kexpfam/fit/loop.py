@@ -45,7 +45,9 @@ def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any)
     return eqx.combine(arrays, rest), infos
 
 
-def each(function: Callable[..., Any], places: Int[AnyArray, " k"], count: Int[AnyArray, ""], *members: Any) -> Any:
+def each(
+    function: Callable[..., Any], places: Int[AnyArray, " k"], count: Int[AnyArray, ""], *members: Any
+) -> Any:
     """Return ``function`` of the members at the first ``count`` places, stacked as all of them are, and 0 for the others.
 
     They are done one after the other: under ``vmap`` the last bits of a member depend on how many others there are, and
@@ -117,7 +119,9 @@ def run(
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     names = traces[0] if traces else {}
-    return Run(state, status, {name: np.concatenate([row[name] for row in traces]) for name in names}, watched)
+    return Run(
+        state, status, {name: np.concatenate([row[name] for row in traces]) for name in names}, watched
+    )
 
 
 def _flatten(health: Any) -> dict[str, np.ndarray]:
@@ -134,7 +138,9 @@ def _is_healthy(row: dict[str, np.ndarray]) -> bool:
     return finite and float(np.median(row.get("sampler_gap", 0.0))) < DIVERGED_GAP
 
 
-def optimiser(*, clip: float = 5.0, first: float = 0.9, second: float = 0.999) -> "optax.GradientTransformation":
+def optimiser(
+    *, clip: float = 5.0, first: float = 0.9, second: float = 0.999
+) -> "optax.GradientTransformation":
     """Return Adam's directions of gradients clipped by their norm; rates are applied by ``stepped``.
 
     Players of a saddle point take little momentum: the other players' moves make old gradients stale.

@@ -31,7 +31,10 @@ def weighted_mixture(
             value = float(np.average(log_density, weights=weight))
             if value < last + PROGRESS:
                 break
-            mixture, last = _maximised(points, weight, np.exp(log_parts - log_density[:, None]), diagonal), value
+            mixture, last = (
+                _maximised(points, weight, np.exp(log_parts - log_density[:, None]), diagonal),
+                value,
+            )
     return mixture
 
 
@@ -40,7 +43,9 @@ def _maximised(points: np.ndarray, weight: np.ndarray, membership: np.ndarray, d
     counts, identity = membership * weight[:, None], np.eye(points.shape[1])
     totals = counts.sum(axis=0) + LEAST_ROWS
     means = counts.T @ points / totals[:, None]
-    covariances = np.stack([(points - mean).T * c @ (points - mean) for mean, c in zip(means, counts.T, strict=True)])
+    covariances = np.stack(
+        [(points - mean).T * c @ (points - mean) for mean, c in zip(means, counts.T, strict=True)]
+    )
     covariances = covariances * identity if diagonal else covariances
     choleskys = np.linalg.cholesky(covariances / totals[:, None, None] + COVARIANCE_FLOOR * identity)
     return Mixture.of(np.log(totals / totals.sum()), means, choleskys)
@@ -49,6 +54,8 @@ def _maximised(points: np.ndarray, weight: np.ndarray, membership: np.ndarray, d
 def _log_parts(mixture: Mixture, points: np.ndarray) -> np.ndarray:
     """Return the log of each component's share of the density at each row, (rows, components)."""
     parts = zip(mixture.whiteners, mixture.means, strict=True)
-    squares = np.stack([np.sum(((points - mean) @ whitener.T) ** 2, axis=1) for whitener, mean in parts], axis=1)
+    squares = np.stack(
+        [np.sum(((points - mean) @ whitener.T) ** 2, axis=1) for whitener, mean in parts], axis=1
+    )
     log_determinants = np.log(np.abs(np.diagonal(mixture.whiteners, axis1=1, axis2=2))).sum(axis=1)
     return mixture.log_weights + log_determinants - 0.5 * squares - 0.5 * points.shape[1] * LOG_TWO_PI

@@ -68,13 +68,19 @@ def group_rows(sample: Sample, *, key: Key[Array, ""]) -> Groups:
         rows = sample.rows(_some(sample, MOST_ROWS, key))
         return Groups(jnp.asarray(rows.target)[None], jnp.asarray(rows.condition)[:1], MOST_ROWS)
     rows = sample.rows(_some(sample, MOST_GROUPS, key))
-    return Groups(jnp.asarray(rows.target)[:, None], jnp.asarray(rows.condition), MOST_ROWS // min(count, MOST_GROUPS))
+    return Groups(
+        jnp.asarray(rows.target)[:, None], jnp.asarray(rows.condition), MOST_ROWS // min(count, MOST_GROUPS)
+    )
 
 
 def _some(sample: Sample, most: int, key: Key[Array, ""]) -> Array:
     if sample.weight is not None:
         return sample.drawn(min(len(sample), most), key=key)
-    return jnp.arange(len(sample)) if len(sample) <= most else jr.choice(key, len(sample), (most,), replace=False)
+    return (
+        jnp.arange(len(sample))
+        if len(sample) <= most
+        else jr.choice(key, len(sample), (most,), replace=False)
+    )
 
 
 class Lag(NamedTuple):
@@ -118,7 +124,12 @@ class Metric(eqx.Module):
         return cls(jnp.zeros((size, size)), jnp.zeros(()), jnp.eye(size))
 
     def refreshed(
-        self, space: FeatureSpace, groups: Groups, moved: Float[Array, "ge d"], weights: Float[Array, " ge"], diagonal: Any
+        self,
+        space: FeatureSpace,
+        groups: Groups,
+        moved: Float[Array, "ge d"],
+        weights: Float[Array, " ge"],
+        diagonal: Any,
     ) -> "Metric":
         """Return the metric after one more measurement, factored with this on its diagonal."""
         moment = _second_moment(space, groups, moved, weights).astype(self.moment.dtype)
@@ -139,7 +150,9 @@ def _second_moment(
     shares = weights.reshape(count, draws)[:, :kept]
     shares = shares / shares.sum(1, keepdims=True)
     middle = jnp.sum(shares[:, :, None] * psi, axis=1, keepdims=True)
-    data = space.target.features(some(groups.rows, seen, rows).reshape(-1, moved.shape[1])).reshape(count, seen, -1)
+    data = space.target.features(some(groups.rows, seen, rows).reshape(-1, moved.shape[1])).reshape(
+        count, seen, -1
+    )
     phi = space.condition.features(groups.condition)[:, None, :, None]
     spread = lambda around: (phi * around[:, :, None, :]).reshape(count * around.shape[1], -1)
     scale = jnp.sqrt(shares / count * kept / (kept - 1 if kept > 1 else 1))[:, :, None]

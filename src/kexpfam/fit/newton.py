@@ -74,4 +74,6 @@ def factored(hessian: np.ndarray) -> tuple:
         except np.linalg.LinAlgError:
             hessian.flat[:: len(hessian) + 1] += jitter
             jitter *= 10.0
-    raise FloatingPointError("the Hessian is not finite: the data's spread or the settings are beyond double precision.")
+    raise FloatingPointError(
+        "the Hessian is not finite: the data's spread or the settings are beyond double precision."
+    )

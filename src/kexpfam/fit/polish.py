@@ -53,13 +53,17 @@ class Tilted(eqx.Module):
     log_density: Float[np.ndarray, " n"]
     weight: Float[np.ndarray, " n"] | None = None
 
-    def cost(self, weights: Float[np.ndarray, " uk"], penalty: float) -> tuple[float, Float[np.ndarray, " uk"]]:
+    def cost(
+        self, weights: Float[np.ndarray, " uk"], penalty: float
+    ) -> tuple[float, Float[np.ndarray, " uk"]]:
         """Return the penalised mean cost of a correction and its gradient."""
         coefficients = self.units @ weights.reshape(self.units.shape[1], -1)
         psi = residuals(self.exponents.shape[1], count=self.features.shape[1]).features
         tilted = self.exponents + coefficients @ psi.T
         log_partition = logsumexp(tilted, axis=1)
-        gains = np.sum(coefficients * self.features, axis=1) - log_partition + logsumexp(self.exponents, axis=1)
+        gains = (
+            np.sum(coefficients * self.features, axis=1) - log_partition + logsumexp(self.exponents, axis=1)
+        )
         gain = float(weighted_mean(gains, self.weight))
         means = np.exp(tilted - log_partition[:, None]) @ psi
         gradient = self.units.T @ self._shared(self.features - means)
@@ -69,9 +73,13 @@ class Tilted(eqx.Module):
         """Return the rows times their shares of all."""
         return rows / len(rows) if self.weight is None else rows * (self.weight / self.weight.sum())[:, None]
 
-    def improved(self, weights: Float[np.ndarray, "u k"], penalty: float) -> tuple[Float[np.ndarray, "u k"], float]:
+    def improved(
+        self, weights: Float[np.ndarray, "u k"], penalty: float
+    ) -> tuple[Float[np.ndarray, "u k"], float]:
         """Return the weights of least cost, and a bound on what is missing."""
-        found = minimize(self.cost, weights.ravel(), (penalty,), "L-BFGS-B", jac=True, options={"maxiter": STEPS})
+        found = minimize(
+            self.cost, weights.ravel(), (penalty,), "L-BFGS-B", jac=True, options={"maxiter": STEPS}
+        )
         return found.x.reshape(weights.shape), float(found.jac @ found.jac) / (2.0 * penalty)
 
 
@@ -104,7 +112,9 @@ class Member(NamedTuple):
     def held_out(self, weights: Float[np.ndarray, "u d k"]) -> float:
         """Return the mean log density of rows that it does not train on."""
         gains = [-link.cost(weights[:, j].ravel(), 0.0)[0] for j, link in enumerate(self.held)]
-        return float(np.sum(gains)) + float(sum(weighted_mean(link.log_density, link.weight) for link in self.held))
+        return float(np.sum(gains)) + float(
+            sum(weighted_mean(link.log_density, link.weight) for link in self.held)
+        )
 
 
 def polished(
@@ -134,7 +144,11 @@ def polished(
             scores = judge(weights)
             better = scores > top + PROGRESS
             best = np.where(better[:, None, None, None], weights, best)
-            chosen, gaps, top = np.where(better, penalty, chosen), np.where(better, bounds, gaps), np.where(better, scores, top)
+            chosen, gaps, top = (
+                np.where(better, penalty, chosen),
+                np.where(better, bounds, gaps),
+                np.where(better, scores, top),
+            )
             if not np.any(better):
                 break
     if not np.any(np.isfinite(chosen)):

@@ -18,7 +18,17 @@ from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
 
-__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "check_at_least", "mean_feature", "solver_from"]
+__all__ = [
+    "SOLVERS",
+    "Checkpoint",
+    "Problem",
+    "Solution",
+    "Solver",
+    "Status",
+    "check_at_least",
+    "mean_feature",
+    "solver_from",
+]
 
 
 class Problem(eqx.Module):
@@ -55,8 +65,12 @@ class Problem(eqx.Module):
 
     def within(self, space: FeatureSpace) -> "Problem":
         """Return the problem with f in another space: some solvers choose the space as they go."""
-        mean = self.mean_feature if self.mean_feature is not None and eqx.tree_equal(space, self.space) else None
-        return Problem(self.sample, self.base, space, self.rkhs_penalty, self.proposal, self.integration, mean)
+        mean = (
+            self.mean_feature if self.mean_feature is not None and eqx.tree_equal(space, self.space) else None
+        )
+        return Problem(
+            self.sample, self.base, space, self.rkhs_penalty, self.proposal, self.integration, mean
+        )
 
     def trimmed(self, rows: np.ndarray) -> "Problem":
         """Return the problem with some of its rows, and the range of all: what it knows of the others is their mean feature."""
@@ -93,8 +107,12 @@ class Status(enum.Enum):
     RAN_ALL_STEPS = "All steps ran; diagnose() says whether the result is good."
     INTERRUPTED = "Interrupted: this is the last healthy state; resume from its checkpoint to go on."
     DIVERGED = "The run went astray and was rolled back: lower the rates, or raise rkhs_penalty."
-    GRID_TOO_COARSE = "The integral changes on a finer grid: raise Integration(cells=...), or the length scale."
-    FEW_EFFECTIVE_DRAWS = "Too few importance draws are effective: a stronger base or a larger rkhs_penalty would help."
+    GRID_TOO_COARSE = (
+        "The integral changes on a finer grid: raise Integration(cells=...), or the length scale."
+    )
+    FEW_EFFECTIVE_DRAWS = (
+        "Too few importance draws are effective: a stronger base or a larger rkhs_penalty would help."
+    )
     NO_STEPS = "No step was asked for: f and the sampler are the start's."
 
 
@@ -140,7 +158,12 @@ class Solver(eqx.Module):
 
     @abc.abstractmethod
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f and a sampler for the problem."""
 
@@ -165,16 +188,24 @@ SOLVERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def solver_from(given: Any, *, conditional: bool) -> Solver:
     """Return the solver of that name, or the one given; raise if it is none, or cannot do what is asked."""
     if inspect.isclass(given):
-        raise TypeError(f"solver={given.__name__} is a class: pass an object, as in solver={given.__name__}().")
+        raise TypeError(
+            f"solver={given.__name__} is a class: pass an object, as in solver={given.__name__}()."
+        )
     if isinstance(given, str):
         if given not in SOLVERS:
-            raise ValueError(f"unknown solver {given!r}: choose one of {', '.join(SOLVERS)}, or pass a Solver.")
+            raise ValueError(
+                f"unknown solver {given!r}: choose one of {', '.join(SOLVERS)}, or pass a Solver."
+            )
         module, name, settings = SOLVERS[given]
         given = getattr(importlib.import_module(f"kexpfam.{module}"), name)(**settings)
     if not isinstance(given, Solver):
-        raise TypeError(f"solver must be one of {', '.join(SOLVERS)}, or a Solver; got a {type(given).__name__}.")
+        raise TypeError(
+            f"solver must be one of {', '.join(SOLVERS)}, or a Solver; got a {type(given).__name__}."
+        )
     if conditional and not given.knows_conditions:
-        raise ValueError(f"{type(given).__name__} knows no condition: for p(y | x) use solver='auto', 'exact' or 'dde'.")
+        raise ValueError(
+            f"{type(given).__name__} knows no condition: for p(y | x) use solver='auto', 'exact' or 'dde'."
+        )
     return given
 
 

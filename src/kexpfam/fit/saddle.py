@@ -109,7 +109,9 @@ def draw_batch(problem: SaddleProblem, size: int, *, key: Key[Array, ""]) -> Bat
     return Batch(data, noise, base, -anchor(problem, base, data.condition))
 
 
-def anchor(problem: SaddleProblem, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[Array, " b"]:
+def anchor(
+    problem: SaddleProblem, x: Float[Array, "b d"], condition: Float[Array, "b p"]
+) -> Float[Array, " b"]:
     """Return ``log(reference / base)``: the exact nu of the transport that does not move its noise; 0 if not anchored."""
     if not problem.anchored:
         return jnp.zeros(x.shape[0])
@@ -124,7 +126,10 @@ def evaluate_nu(
 
 
 def carry(
-    problem: SaddleProblem, transport: AbstractTransport, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    problem: SaddleProblem,
+    transport: AbstractTransport,
+    noise: Float[AnyArray, "b k"],
+    condition: Float[AnyArray, "b p"],
 ) -> Float[Array, "b d"]:
     """Return the sampler's points: noise carried by the transport, folded onto the base's support."""
     return problem.base.fold(transport(noise, condition))
@@ -158,7 +163,9 @@ def saddle_terms(point: Point, problem: SaddleProblem, batch: Batch) -> SaddleTe
     moved = carry(problem, point.transport, batch.noise, condition)
     f = lambda x: problem.space.evaluate(point.f_weights, x, condition)
     kl_bound = jnp.mean(evaluate_nu(problem, point.nu, moved, condition)) + 1.0
-    kl_bound -= jnp.mean(jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights))
+    kl_bound -= jnp.mean(
+        jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights)
+    )
     return SaddleTerms(
         data_fit=jnp.mean(f(batch.data.target)),
         model_fit=jnp.mean(f(moved)),
@@ -180,7 +187,9 @@ def _best_constant(problem: SaddleProblem, point: Point, batch: Batch) -> Point:
     """
     values = evaluate_nu(problem, point.nu, batch.base, batch.data.condition) + batch.base_log_weights
     shift = logsumexp(values) - jnp.log(values.size)
-    return eqx.tree_at(lambda p: p.nu.layers[-1].bias, point, replace_fn=lambda bias: (bias - shift).astype(bias.dtype))
+    return eqx.tree_at(
+        lambda p: p.nu.layers[-1].bias, point, replace_fn=lambda bias: (bias - shift).astype(bias.dtype)
+    )
 
 
 def draws_for_f(
@@ -263,7 +272,9 @@ class DoublyDual(eqx.Module):
     activation: str = eqx.field(default="silu", static=True)
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth")
+        check_at_least(
+            self, 1, "transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"
+        )
         check_at_least(self, 0, "waves")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
@@ -336,13 +347,17 @@ class DoublyDual(eqx.Module):
         point = state.point
         groups, moved, behind = draws_for_f(problem, point, key=draws_key)
         lag = lagged(behind, groups.draws, self.lag_share)
-        gradient = f_gradient(problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights)
+        gradient = f_gradient(
+            problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights
+        )
         metric, direction, length = state.metric, gradient, jnp.linalg.norm(gradient)
         if self.natural:
             damping = self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
             metric = jax.lax.cond(
                 state.step % METRIC_EVERY == 0,
-                lambda old: old.refreshed(problem.space, groups, moved, lag.weights, problem.rkhs_penalty + damping),
+                lambda old: old.refreshed(
+                    problem.space, groups, moved, lag.weights, problem.rkhs_penalty + damping
+                ),
                 lambda old: old,
                 metric,
             )
@@ -359,7 +374,9 @@ class DoublyDual(eqx.Module):
         f_weights = point.f_weights + (stride * direction).astype(point.f_weights.dtype)
         return eqx.tree_at(where, state, (f_weights, metric)), health
 
-    def _move_transport(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batches: Batch) -> State:
+    def _move_transport(
+        self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batches: Batch
+    ) -> State:
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
         state, _ = scan(update, state, jax.tree.map(lambda rows: rows[:-1], batches))
         batch = jax.tree.map(lambda rows: rows[-1], batches)
@@ -380,7 +397,13 @@ class DoublyDual(eqx.Module):
     def plain(cls, **settings: Any) -> "DoublyDual":
         """Return the paper's own scheme: plain gradients of f, plain networks, nothing made good for the sampler's lag."""
         own: dict[str, Any] = {"natural": False, "waves": 0, "lag_share": 0.0, "f_rate": 1.0, "nu_rate": 1e-3}
-        own |= {"transport_rate": 5e-4, "nu_updates": 3, "batch_size": 512, "transport_depth": 3, "nu_depth": 3}
+        own |= {
+            "transport_rate": 5e-4,
+            "nu_updates": 3,
+            "batch_size": 512,
+            "transport_depth": 3,
+            "nu_depth": 3,
+        }
         return cls(**own | settings)
 
     @property

@@ -19,7 +19,15 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import standard_error, weighted_mean
 from kexpfam.fit.bases import fit_base, optimism, tailed_gaussian
-from kexpfam.fit.features import CENTRE_MARGIN, CENTRE_SPACING, MOST_TARGET_CENTRES, Centres, Features, build_space, centre_rows
+from kexpfam.fit.features import (
+    CENTRE_MARGIN,
+    CENTRE_SPACING,
+    MOST_TARGET_CENTRES,
+    Centres,
+    Features,
+    build_space,
+    centre_rows,
+)
 from kexpfam.fit.folds import Folds, left_out_rows
 from kexpfam.fit.problem import Problem, check_at_least
 from kexpfam.fit.relevance import relevant_dimensions
@@ -86,7 +94,9 @@ class Search(eqx.Module):
     repeats: int = 1
     rows: int = 20_000
     conditional_rows: int = 600
-    features: Features = Features(rank=250, condition_rank=(24, 48), rows_per_feature=8, target_rank=10, floor=1e-6)
+    features: Features = Features(
+        rank=250, condition_rank=(24, 48), rows_per_feature=8, target_rank=10, floor=1e-6
+    )
     penalties: tuple[float, ...] = tuple(10.0**-k for k in range(8))
     patience: int = 1
     lengthscales: tuple[float, ...] = tuple(2.0 ** (0.5 * k) for k in range(-11, 5))
@@ -104,7 +114,14 @@ class Search(eqx.Module):
     def __check_init__(self) -> None:
         check_at_least(self, 2, "folds", "draws")
         check_at_least(self, 1, "repeats", "patience", "rounds", "rows", "conditional_rows")
-        for name in ("penalties", "lengthscales", "condition_lengthscales", "widths", "relevance_factors", "fineness"):
+        for name in (
+            "penalties",
+            "lengthscales",
+            "condition_lengthscales",
+            "widths",
+            "relevance_factors",
+            "fineness",
+        ):
             values = getattr(self, name)
             if not values or not all(value > 0.0 for value in values):
                 raise ValueError(f"{name} must be positive numbers, one at least; got {values!r}.")
@@ -167,7 +184,9 @@ class Scaled(NamedTuple):
     log_jacobian: np.ndarray
 
     @staticmethod
-    def of(scaling: Scaling, targets: np.ndarray, condition: np.ndarray, weight: np.ndarray | None = None) -> "Scaled":
+    def of(
+        scaling: Scaling, targets: np.ndarray, condition: np.ndarray, weight: np.ndarray | None = None
+    ) -> "Scaled":
         """Return the rows in the scaling's units."""
         return Scaled(Sample(scaling.to_model(targets), condition, weight), scaling.log_jacobian(targets))
 
@@ -190,7 +209,9 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection:
     return selection
 
 
-def contend(scaled: dict[bool, Scaled], context: Context, *, most_dims: int | None, held_out: bool = True) -> Selection | None:
+def contend(
+    scaled: dict[bool, Scaled], context: Context, *, most_dims: int | None, held_out: bool = True
+) -> Selection | None:
     """Return the settings and, where other models compete, the held-out scores to be compared with theirs.
 
     With ``most_dims``, only models whose f depends on so few coordinates enter; there may be none.
@@ -237,7 +258,10 @@ class _Walk:
         conditional = next(iter(scaled.values())).sample.conditional
         most = self.options.conditional_rows if conditional else self.options.rows
         self.chosen = chosen = np.sort(np.random.default_rng(context.seed).permutation(rows)[:most])
-        self.scaled = {power: Scaled(part.sample.rows(chosen), part.log_jacobian[chosen]) for power, part in scaled.items()}
+        self.scaled = {
+            power: Scaled(part.sample.rows(chosen), part.log_jacobian[chosen])
+            for power, part in scaled.items()
+        }
         self.sample = next(iter(self.scaled.values())).sample
         self.trials: list[Trial] = []
         self.row_scores: list[np.ndarray] = []
@@ -247,7 +271,9 @@ class _Walk:
         self.folds: dict[tuple | None, Folds] = {}
         self.conditional = conditional
         self.unit = median_distance(self.sample.condition) if conditional else 1.0
-        self.left_out = left_out_rows(self.sample, self.options.folds, self.options.repeats, seed=context.seed)
+        self.left_out = left_out_rows(
+            self.sample, self.options.folds, self.options.repeats, seed=context.seed
+        )
         self.dims = self._dims()
         self.target_unit = median_distance(self.data[:, self.dims]) if not conditional else 1.0
         self.axes = self._axes()
@@ -283,7 +309,9 @@ class _Walk:
         if fixed.lengthscale is None:
             # Under a condition the centres of a target cover it down to this length scale.
             least = (np.ptp(self.data) + 2.0 * CENTRE_MARGIN) / (CENTRE_SPACING * MOST_TARGET_CENTRES)
-            axes["lengthscale"] = tuple(s for s in options.lengthscales if not self.conditional or s >= min(least, 0.125))
+            axes["lengthscale"] = tuple(
+                s for s in options.lengthscales if not self.conditional or s >= min(least, 0.125)
+            )
         if self.conditional and fixed.base_width is None and self.kind == "gaussian":
             axes["base_width"] = options.widths
         return axes
@@ -296,21 +324,31 @@ class _Walk:
             "lengthscale": 1.0 if self.conditional else 0.35,
             "base_width": 1.0,
         }
-        nearest = lambda axis, values: int(np.argmin([abs(np.log((v + 1e-9) / (middle[axis] + 1e-9))) for v in values]))
+        nearest = lambda axis, values: int(
+            np.argmin([abs(np.log((v + 1e-9) / (middle[axis] + 1e-9))) for v in values])
+        )
         return {axis: nearest(axis, values) for axis, values in self.axes.items()}
 
     def settings(self, position: dict[str, int], penalty: float) -> Settings:
         """Return the settings at a point of the lattice, with what the user fixed in its place."""
         at = {axis: self.axes[axis][index] for axis, index in position.items()}
         fixed, inputs = self.fixed, self.sample.condition.shape[1]
-        scales = at["condition_lengthscale"] * self.unit if "condition_lengthscale" in at else fixed.condition_lengthscale
-        target = np.asarray(at["lengthscale"] * self.target_unit if "lengthscale" in at else fixed.lengthscale, float)
+        scales = (
+            at["condition_lengthscale"] * self.unit
+            if "condition_lengthscale" in at
+            else fixed.condition_lengthscale
+        )
+        target = np.asarray(
+            at["lengthscale"] * self.target_unit if "lengthscale" in at else fixed.lengthscale, float
+        )
         target = np.broadcast_to(target, (len(self.dims),)) if target.ndim == 0 else target
         return Settings(
             base=self.kind,
             dims=self.dims,
             power=bool(at.get("power", max(self.scaled))),
-            condition_lengthscale=np.broadcast_to(np.asarray(1.0 if scales is None else scales, float), (inputs,)).copy(),
+            condition_lengthscale=np.broadcast_to(
+                np.asarray(1.0 if scales is None else scales, float), (inputs,)
+            ).copy(),
             lengthscale=target[np.isfinite(target)].copy(),
             base_width=float(at.get("base_width", 1.0 if fixed.base_width is None else fixed.base_width)),
             rkhs_penalty=penalty,
@@ -378,20 +416,32 @@ class _Walk:
         known = self.best.settings.rkhs_penalty if self.trials else np.inf
         first = max(sum(penalty > 1.1 * known for penalty in penalties) - 1, 0)
         before = len(self.trials)
-        best = self.path(settings, penalties[first:], approach=penalties[max(first - WARM_PENALTIES, 0) : first])
+        best = self.path(
+            settings, penalties[first:], approach=penalties[max(first - WARM_PENALTIES, 0) : first]
+        )
         while first > 0 and self.trials[before].score == best:
             # The best penalty here may be larger than the known one.
             before, first = len(self.trials), first - 1
-            best = max(best, self.path(settings, penalties[first : first + 1], approach=penalties[max(first - 2, 0) : first]))
+            best = max(
+                best,
+                self.path(
+                    settings, penalties[first : first + 1], approach=penalties[max(first - 2, 0) : first]
+                ),
+            )
         return best
 
-    def path(self, settings: Settings, penalties: Iterable[float], *, approach: Iterable[float] = ()) -> float:
+    def path(
+        self, settings: Settings, penalties: Iterable[float], *, approach: Iterable[float] = ()
+    ) -> float:
         """Try falling penalties until the score stops rising; keep every trial and return the best score.
 
         ``approach`` are larger penalties on the way to the first, which are not scored.
         """
         scaled = self.scaled[settings.power]
-        offset, weight = scaled.log_jacobian + self.base(settings).log_densities(scaled.sample.target), scaled.sample.weight
+        offset, weight = (
+            scaled.log_jacobian + self.base(settings).log_densities(scaled.sample.target),
+            scaled.sample.weight,
+        )
         folds, is_new = self._posed(settings)
         for penalty in approach if is_new else ():
             folds.approach(penalty)
@@ -418,7 +468,13 @@ class _Walk:
         part, part_base, proposal = reduced(sample, base, settings.dims, self.context.proposal or base)
         if settings.power not in self.centres:
             self.centres[settings.power] = centre_rows(part, self.options.features, seed=self.context.seed)
-        space = build_space(self.fixed.kernel, part, self.centres[settings.power], settings.lengthscales, self.options.features)
+        space = build_space(
+            self.fixed.kernel,
+            part,
+            self.centres[settings.power],
+            settings.lengthscales,
+            self.options.features,
+        )
         problem = Problem(part, part_base, space, 1.0, proposal, self.context.integration)
         # They are large, so that all others go before new ones are made.
         self.folds = {best: self.folds[best]} if best in self.folds else {}
@@ -430,7 +486,9 @@ class _Walk:
         if problem.on_grid:
             grid = problem.nodes(fineness=self.options.fineness[problem.sample.target.shape[1] - 1], key=None)
             return grid, grid
-        first, second = (problem.nodes(draws=self.options.draws, key=key) for key in jr.split(jr.key(self.context.seed)))
+        first, second = (
+            problem.nodes(draws=self.options.draws, key=key) for key in jr.split(jr.key(self.context.seed))
+        )
         return first, second
 
     def weighted_mean(self) -> Settings:
@@ -516,4 +574,8 @@ def reduced(
     """Return sample, base and proposal in the coordinates that f is to depend on."""
     if len(dims) == sample.target.shape[1]:
         return sample, base, proposal
-    return Sample(sample.target[:, dims], sample.condition, sample.weight), base.marginal(dims), proposal.marginal(dims)
+    return (
+        Sample(sample.target[:, dims], sample.condition, sample.weight),
+        base.marginal(dims),
+        proposal.marginal(dims),
+    )

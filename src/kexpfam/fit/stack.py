@@ -40,7 +40,11 @@ def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np
     fewer = [np.delete(scores, k, axis=1) for k in range(len(weights))]
     losses = [score - _maximised(part, counts)[1] for part in fewer]
     least = int(np.argmin(losses))
-    return weights if losses[least] > SMALLEST_GAIN else np.insert(stacking_weights(fewer[least], counts), least, 0.0)
+    return (
+        weights
+        if losses[least] > SMALLEST_GAIN
+        else np.insert(stacking_weights(fewer[least], counts), least, 0.0)
+    )
 
 
 def _maximised(scores: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, float]:

@@ -74,7 +74,9 @@ def _measured(
 
     def one(key: Key[Array, ""]) -> tuple[Array, Array, Array, Array]:
         groups, moved, behind = draws_for_f(problem, point, key=key)
-        gradient = lambda lag: f_gradient(problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights)
+        gradient = lambda lag: f_gradient(
+            problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights
+        )
         whole, none = lagged(behind, groups.draws, 1.0), lagged(jnp.zeros_like(behind), groups.draws, 0.0)
         return gradient(whole), gradient(none), whole.gap, whole.effective_share
 

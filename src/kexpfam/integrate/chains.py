@@ -21,7 +21,17 @@ from kexpfam.model.density import Density, Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.precision import double_precision
 
-__all__ = ["Tempered", "hmc_start", "hmc_step", "jump", "moved", "refine", "tempered", "tuned_step_size", "walked"]
+__all__ = [
+    "Tempered",
+    "hmc_start",
+    "hmc_step",
+    "jump",
+    "moved",
+    "refine",
+    "tempered",
+    "tuned_step_size",
+    "walked",
+]
 
 LEAPFROG_STEPS = 6
 TARGET_ACCEPTANCE = 0.8
@@ -38,15 +48,23 @@ TUNING_CHAINS = 200
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
     """Return the states of chains at their starts, one per condition."""
-    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(starts, condition)
+    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(
+        starts, condition
+    )
 
 
 def hmc_step(
-    tilt: Tilt, states: HMCState, condition: Float[AnyArray, "b p"], step_size: ScalarLike, key: Key[Array, ""]
+    tilt: Tilt,
+    states: HMCState,
+    condition: Float[AnyArray, "b p"],
+    step_size: ScalarLike,
+    key: Key[Array, ""],
 ) -> tuple[HMCState, HMCInfo]:
     """Return the states after one transition, and what BlackJAX says of it."""
 
-    def step(row_key: Key[Array, ""], state: HMCState, row_condition: Float[Array, " p"]) -> tuple[HMCState, HMCInfo]:
+    def step(
+        row_key: Key[Array, ""], state: HMCState, row_condition: Float[Array, " p"]
+    ) -> tuple[HMCState, HMCInfo]:
         log_density = lambda x: tilt.log_unnormalised(x, row_condition)
         mass = jnp.ones(state.position.size)
         algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=LEAPFROG_STEPS)
@@ -55,7 +73,9 @@ def hmc_step(
     return jax.vmap(step)(jr.split(key, states.position.shape[0]), states, condition)
 
 
-def jump(tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: Key[Array, ""]) -> Float[Array, "b d"]:
+def jump(
+    tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: Key[Array, ""]
+) -> Float[Array, "b d"]:
     """Return the positions after each was offered an independent draw, of base or proposal, by Metropolis' rule.
 
     Draws of the base find what f has raised where no chain has been; those of the proposal are accepted the most.
@@ -64,13 +84,17 @@ def jump(tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], 
     base_key, proposal_key, coin_key, accept_key = jr.split(key, 4)
     count = positions.shape[0]
     coins = jr.bernoulli(coin_key, shape=(count, 1))
-    candidates = jnp.where(coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key))
+    candidates = jnp.where(
+        coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
+    )
     # The law of the candidates up to a factor of two, which cancels.
     log_law = lambda origin, target: jnp.logaddexp(
         tilt.base.log_density(target.position), proposal.log_density(target.position)
     )
 
-    def step(row_key: Key[Array, ""], position: Float[Array, " d"], candidate: Float[Array, " d"]) -> Float[Array, " d"]:
+    def step(
+        row_key: Key[Array, ""], position: Float[Array, " d"], candidate: Float[Array, " d"]
+    ) -> Float[Array, " d"]:
         algorithm = blackjax.irmh(log_density, lambda _: candidate, log_law)
         return algorithm.step(row_key, algorithm.init(position))[0].position
 
@@ -91,7 +115,9 @@ def tuned_step_size(
         return (states, log_size + gain * (jnp.mean(info.acceptance_rate) - TARGET_ACCEPTANCE)), None
 
     inputs = (jnp.arange(TUNING_STEPS), jr.split(key, TUNING_STEPS))
-    (_, log_size), _ = jax.lax.scan(body, (hmc_start(tilt, starts, condition), jnp.log(FIRST_STEP_SIZE)), inputs)
+    (_, log_size), _ = jax.lax.scan(
+        body, (hmc_start(tilt, starts, condition), jnp.log(FIRST_STEP_SIZE)), inputs
+    )
     return jnp.exp(log_size)
 
 
@@ -155,14 +181,18 @@ def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[A
     return Tempered(state.particles, state.weights, total, state.tempering_param >= 1.0)
 
 
-def refine(density: Density, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+def refine(
+    density: Density, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
+) -> np.ndarray:
     """Return draws that follow the density itself: chosen by weight among the sampler's, then moved by ``steps`` of HMC.
 
     Of shape (count, dimensions), or under conditions (rows, count, dimensions), in the data's units.
     """
     refine_key, rest_key = jr.split(key)
     if not density.conditional or X is None:
-        return density.in_data_units(refined(density.tilt, density.sampler, count, steps, key=refine_key), key=rest_key)
+        return density.in_data_units(
+            refined(density.tilt, density.sampler, count, steps, key=refine_key), key=rest_key
+        )
     condition = np.repeat(density.inputs.to_model(X), count, axis=0)
     draws = refined_each(density.tilt, density.sampler, condition, steps, key=refine_key)
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
@@ -185,7 +215,9 @@ def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Ar
     return walked(tilt, starts, nothing, steps, tune_key, move_key)
 
 
-def refined_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
+def refined_each(
+    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]
+) -> np.ndarray:
     """Return one draw of the tilted density under each condition, in model units.
 
     Each starts at one of a few draws of the sampler, chosen by their weights, and is moved by tuned HMC.
@@ -193,14 +225,23 @@ def refined_each(tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
     repeated = np.repeat(condition, CANDIDATES_PER_CONDITION, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
-    log_ratio = (tilt.log_values(draws.points, repeated) - draws.log_density).reshape(-1, CANDIDATES_PER_CONDITION)
+    log_ratio = (tilt.log_values(draws.points, repeated) - draws.log_density).reshape(
+        -1, CANDIDATES_PER_CONDITION
+    )
     chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio)))
-    starts = draws.points.reshape(len(condition), CANDIDATES_PER_CONDITION, -1)[np.arange(len(condition)), chosen]
+    starts = draws.points.reshape(len(condition), CANDIDATES_PER_CONDITION, -1)[
+        np.arange(len(condition)), chosen
+    ]
     return walked(tilt, starts, condition, steps, tune_key, move_key)
 
 
 def walked(
-    tilt: Tilt, starts: np.ndarray, condition: np.ndarray, steps: int, tune_key: Key[Array, ""], move_key: Key[Array, ""]
+    tilt: Tilt,
+    starts: np.ndarray,
+    condition: np.ndarray,
+    steps: int,
+    tune_key: Key[Array, ""],
+    move_key: Key[Array, ""],
 ) -> np.ndarray:
     """Return where chains of tuned HMC are after so many steps, each under its condition, in model units."""
     if steps == 0:

@@ -116,10 +116,14 @@ def grid_nodes(
     return Nodes(points, base.log_densities(points) + log_volumes, edges)
 
 
-def importance_nodes(base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]) -> Nodes:
+def importance_nodes(
+    base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+) -> Nodes:
     """Return draws from the half-and-half mixture of base and proposal, so that no weight exceeds ``2 / count``."""
     base_key, proposal_key = jr.split(key)
-    points = np.concatenate([base.draws(count // 2, key=base_key), proposal.draws(count - count // 2, key=proposal_key)])
+    points = np.concatenate(
+        [base.draws(count // 2, key=base_key), proposal.draws(count - count // 2, key=proposal_key)]
+    )
     log_base, log_proposal = base.log_densities(points), proposal.log_densities(points)
     log_weights = log_base - np.logaddexp(log_base, log_proposal) + np.log(2.0 / count)
     return Nodes(points, log_weights, ())
@@ -134,7 +138,9 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
     positions = (rng.uniform() + np.arange(count)) / count
     chosen = np.searchsorted(np.cumsum(masses) / masses.sum(), positions)
     chosen = rng.permutation(np.minimum(chosen, len(masses) - 1))
-    return nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(-0.5, 0.5, (count, nodes.points.shape[1]))
+    return nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
+        -0.5, 0.5, (count, nodes.points.shape[1])
+    )
 
 
 def seed_from(key: Key[Array, ""]) -> int:
@@ -149,7 +155,9 @@ def effective_share(log_masses: np.ndarray) -> float:
 
 
 def _edges(base: AbstractMeasure, index: int, data: np.ndarray, fine: int, tail: int) -> np.ndarray:
-    wall_low, wall_high = (float(side[index]) for side in base.bounds(np.inf))  # infinite for an unbounded base
+    wall_low, wall_high = (
+        float(side[index]) for side in base.bounds(np.inf)
+    )  # infinite for an unbounded base
     low, high = (float(side[index]) for side in base.bounds(BASE_SPREAD))
     margin = DATA_MARGIN * np.ptp(data)
     inner_low, inner_high = max(data.min() - margin, wall_low), min(data.max() + margin, wall_high)

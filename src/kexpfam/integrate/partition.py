@@ -44,10 +44,14 @@ def log_partition(
     grid = uses_grid(data.shape[1], conditional=False, settings=settings)
     if method == "quadrature" and not grid:
         most = len(settings.cells)
-        raise ValueError(f"normaliser='quadrature' is for f of at most {most} dimensions; use 'importance' or 'smc'.")
+        raise ValueError(
+            f"normaliser='quadrature' is for f of at most {most} dimensions; use 'importance' or 'smc'."
+        )
     ways = {
         "quadrature": lambda: by_quadrature(tilt, data, settings=settings),
-        "importance": lambda: by_importance(tilt, proposal, draws=settings.partition_draws, key=jr.fold_in(key, 0)),
+        "importance": lambda: by_importance(
+            tilt, proposal, draws=settings.partition_draws, key=jr.fold_in(key, 0)
+        ),
         "smc": lambda: by_smc(tilt, settings=settings, key=jr.fold_in(key, 1)),
     }
     if method != "auto":
@@ -64,7 +68,9 @@ def by_quadrature(tilt: Tilt, data: np.ndarray, *, settings: Integration | None 
     """Sum over a grid; the error is a multiple of the change from a coarser one, and every node is an effective draw."""
     settings, values = settings or Integration(), []
     for fineness in (settings.finer, 1.0):
-        nodes = grid_nodes(tilt.base, data, cells=settings.cells, tail_cells=settings.tail_cells, fineness=fineness)
+        nodes = grid_nodes(
+            tilt.base, data, cells=settings.cells, tail_cells=settings.tail_cells, fineness=fineness
+        )
         values.append((float(tilt.log_partitions(nodes, np.zeros((1, 0)))[0]), len(nodes.points)))
     (finer, count), (coarse, _) = values
     return Estimate(finer, QUADRATURE_SAFETY * abs(finer - coarse), float(count))
@@ -81,8 +87,12 @@ def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, "
     settings = settings or Integration()
     sizes = settings.smc_particles, settings.smc_stages
     with double_precision():
-        estimates = np.array([float(_smc(tilt, repeat, *sizes)) for repeat in jr.split(key, settings.smc_repeats)])
-    spread = float(estimates.std(ddof=1) / np.sqrt(len(estimates))) if np.all(np.isfinite(estimates)) else np.inf
+        estimates = np.array(
+            [float(_smc(tilt, repeat, *sizes)) for repeat in jr.split(key, settings.smc_repeats)]
+        )
+    spread = (
+        float(estimates.std(ddof=1) / np.sqrt(len(estimates))) if np.all(np.isfinite(estimates)) else np.inf
+    )
     return Estimate(float(estimates.mean()), spread, float(settings.smc_particles * len(estimates)))
 
 

@@ -10,7 +10,15 @@ from jaxtyping import Array, Key
 
 from kexpfam.integrate.nodes import seed_from
 
-__all__ = ["Calibration", "JointCalibration", "calibrate", "column_ranks", "density_ranks", "inside_central", "tarp"]
+__all__ = [
+    "Calibration",
+    "JointCalibration",
+    "calibrate",
+    "column_ranks",
+    "density_ranks",
+    "inside_central",
+    "tarp",
+]
 
 # A target with fewer distinct values than this share of its rows is called discrete, and its PIT is randomised.
 DISCRETE_SHARE = 0.5
@@ -63,7 +71,10 @@ class Calibration:
         kind = "randomised PIT" if self.randomised else "PIT"
         return [
             ("held-out log density", f"{self.mean_log_density:.4f} over {self.rows} rows"),
-            (f"{kind} uniform?", f"KS p = {self.ks_p_value:.3f}; of the sampler {self.sampler_ks_p_value:.3f}"),
+            (
+                f"{kind} uniform?",
+                f"KS p = {self.ks_p_value:.3f}; of the sampler {self.sampler_ks_p_value:.3f}",
+            ),
             *_covered("intervals", self.coverage, self.repaired),
             ("CRPS", f"{self.crps:.4g}"),
             *few,
@@ -123,20 +134,27 @@ class JointCalibration:
         """Return what a report says of it."""
         return [
             ("held-out log density", f"{self.mean_log_density:.4f} over {self.rows} rows"),
-            ("joint calibration", f"TARP KS p = {self.tarp_p_value:.3f}; of density ranks {self.rank_p_value:.3f}"),
+            (
+                "joint calibration",
+                f"TARP KS p = {self.tarp_p_value:.3f}; of density ranks {self.rank_p_value:.3f}",
+            ),
             ("PIT of each target", "KS p = " + ", ".join(f"{value:.3f}" for value in self.column_p_values)),
             *_covered("regions", self.coverage, self.repaired),
             *([("how much that says", _of_few_rows(self.rows))] if self.rows < FEW_ROWS else []),
         ]
 
 
-def _covered(what: str, coverage: dict[float, float], repaired: dict[float, float] | None) -> list[tuple[str, str]]:
+def _covered(
+    what: str, coverage: dict[float, float], repaired: dict[float, float] | None
+) -> list[tuple[str, str]]:
     shown = lambda shares: ", ".join(f"{level:.0%}: {share:.0%}" for level, share in shares.items())
     lines = [(f"coverage of {what}", shown(coverage))]
     return lines if repaired is None else [*lines, ("once repaired", shown(repaired))]
 
 
-def calibrate(density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> Calibration | JointCalibration:
+def calibrate(
+    density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
+) -> Calibration | JointCalibration:
     """Return the calibration of the density on rows that it has not seen."""
     return (_calibrate if targets.shape[1] == 1 else _calibrate_jointly)(density, X, targets, key=key)
 
@@ -163,7 +181,9 @@ def _calibrate(density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Arr
     return Calibration(len(y), score, pit, sampler_pit, randomised, p_values[0], p_values[1], coverage, crps)
 
 
-def _calibrate_jointly(density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> JointCalibration:
+def _calibrate_jointly(
+    density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
+) -> JointCalibration:
     """Return the calibration of the density of several targets."""
     from scipy.stats import kstest  # slow to import
 
@@ -171,7 +191,9 @@ def _calibrate_jointly(density: Any, X: np.ndarray, targets: np.ndarray, *, key:
     nearer = tarp(density, X, targets, draws=PIT_DRAWS, key=tarp_key)
     ranks = np.minimum(density_ranks(density, X, targets, draws=PIT_DRAWS, key=rank_key), 1.0)
     columns = column_ranks(density, X, targets, draws=PIT_DRAWS, key=column_key)
-    joint, region, *single = (float(kstest(values, "uniform").pvalue) for values in (nearer, ranks, *columns.T))
+    joint, region, *single = (
+        float(kstest(values, "uniform").pvalue) for values in (nearer, ranks, *columns.T)
+    )
     coverage = {level: float(np.mean(ranks <= level)) for level in COVERAGES}
     score = float(density.log_density(targets, X).mean())
     return JointCalibration(len(targets), score, nearer, ranks, joint, region, tuple(single), coverage)
@@ -202,7 +224,9 @@ def tarp(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: K
     return (nearer + rng.uniform(size=len(targets))) / (draws + 1)
 
 
-def density_ranks(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]) -> np.ndarray:
+def density_ranks(
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+) -> np.ndarray:
     r"""Return for each row the probability of all points that are more probable than the target, from draws.
 
     It estimates :math:`P(p(Y' | x) > p(y | x) | x)`: a point is in the highest-density region of level c if it is at most c.
@@ -225,7 +249,9 @@ def _rank(value: float, seen: np.ndarray) -> float:
     return float(np.interp(value, seen, np.arange(1, count)) / count + max(value - seen[-1], 0.0))
 
 
-def column_ranks(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]) -> np.ndarray:
+def column_ranks(
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+) -> np.ndarray:
     """Return the ranks of each target among draws of its own column, spread within their steps: PIT values of the marginals."""
     draw_key, seed_key = jr.split(key)
     ranks = np.random.default_rng(seed_from(seed_key)).uniform(size=targets.shape)
@@ -234,7 +260,9 @@ def column_ranks(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int
     return ranks / (draws + 1)
 
 
-def _draws(density: Any, X: np.ndarray, draws: int, *, key: Key[Array, ""]) -> Iterator[tuple[slice, np.ndarray]]:
+def _draws(
+    density: Any, X: np.ndarray, draws: int, *, key: Key[Array, ""]
+) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield some rows at a time, with draws under each, (rows, draws, columns)."""
     size = max(1, CHUNK_DRAWS // draws)
     for number, start in enumerate(range(0, len(X), size)):

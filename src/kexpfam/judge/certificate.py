@@ -76,7 +76,9 @@ def certify(
     primal = primal_value(posed, penalty, tilt, log_partition)
     by_sampler = sampler_dual_value(problem, posed.mean_feature, draws, conditions)
     if finer.is_grid:
-        dual, check = (best_dual_value(grid, penalty, tilt, primal) for grid in (posed, likelihood(problem, coarse)))
+        dual, check = (
+            best_dual_value(grid, penalty, tilt, primal) for grid in (posed, likelihood(problem, coarse))
+        )
         error = np.hypot(primal.standard_error, QUADRATURE_SAFETY * (dual.value - check.value))
         return Certificate(primal, dual._replace(standard_error=float(error)), by_sampler)
     if problem.conditional:
@@ -108,7 +110,9 @@ def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate
     squared = float(slope @ slope) - float(np.sum(noise**2))
     error = np.sqrt(4.0 * np.sum((noise @ slope) ** 2) + 2.0 * np.sum((noise.T @ noise) ** 2))
     error = float(np.hypot(primal.standard_error, 0.5 * error / penalty))
-    return Estimate(primal.value + 0.5 * squared / penalty, error, effective_share(exponents) * len(exponents))
+    return Estimate(
+        primal.value + 0.5 * squared / penalty, error, effective_share(exponents) * len(exponents)
+    )
 
 
 def best_dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate) -> Estimate:
@@ -120,10 +124,14 @@ def best_dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Est
     start = maximise(problem, penalty, np.asarray(tilt.weights), most=0)
     best = maximise(problem, penalty, start.weights, tolerance=CERTIFIED_DECREMENT)
     slope = gradient(problem, penalty, best.weights)
-    return primal._replace(value=primal.value + best.value - start.value + 0.5 * float(slope @ slope) / penalty)
+    return primal._replace(
+        value=primal.value + best.value - start.value + 0.5 * float(slope @ slope) / penalty
+    )
 
 
-def sampler_dual_value(problem: Problem, mean_feature: np.ndarray, draws: WeightedDraws, condition: np.ndarray) -> Estimate:
+def sampler_dual_value(
+    problem: Problem, mean_feature: np.ndarray, draws: WeightedDraws, condition: np.ndarray
+) -> Estimate:
     r"""Return the dual :math:`D(q) = KL(q || p_0) + |\hat\mu - \mu_q|^2 / (2 \eta)` of a sampler, from draws under conditions.
 
     Unbiased: the square is a U-statistic. The KL is that of the draws' stated log density; where a transport folds

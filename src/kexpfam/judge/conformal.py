@@ -84,7 +84,9 @@ class Conformal(eqx.Module):
             return np.inf
         return float(self.ranks[k - 1])
 
-    def coverage(self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]) -> dict[float, float]:
+    def coverage(
+        self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
+    ) -> dict[float, float]:
         """Return the share of targets inside the repaired intervals, or inside the regions of several targets."""
         ranks, levels = np.zeros(len(targets)), None if self.levels is None else density.cdf(targets, X)
         if levels is None:
@@ -95,7 +97,9 @@ class Conformal(eqx.Module):
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what a report says of it."""
-        shown = lambda shares: ", ".join(f"{c:.0%}: {share:.0%}" for c, share in zip(self.coverages, shares, strict=True))
+        shown = lambda shares: ", ".join(
+            f"{c:.0%}: {share:.0%}" for c, share in zip(self.coverages, shares, strict=True)
+        )
         kind = "intervals" if self.levels is not None else "regions"
         return [
             ("conformal repair", f"{kind} from {self.rows} held-out rows"),
@@ -108,11 +112,15 @@ class Conformal(eqx.Module):
 
     def _knots(self) -> np.ndarray:
         if self.levels is None:
-            raise ValueError("distribution functions and quantiles are for targets of one dimension; use in_region instead.")
+            raise ValueError(
+                "distribution functions and quantiles are for targets of one dimension; use in_region instead."
+            )
         return np.concatenate([[0.0], self.levels, [1.0]])
 
 
-def conformalise(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]) -> Conformal:
+def conformalise(
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+) -> Conformal:
     """Return the repair of a conditional density by rows that it has not seen."""
     rank_key, fold_key = jr.split(key)
     ranks = density_ranks(density, X, targets, draws=draws, key=rank_key)
@@ -132,10 +140,19 @@ def conformalise(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int
 
 def _repair(levels: np.ndarray | None, ranks: np.ndarray, draws: int) -> Conformal:
     nothing = np.full(len(COVERAGES), np.nan)
-    return Conformal(None if levels is None else np.sort(levels), np.sort(ranks), draws, np.array(COVERAGES), nothing, nothing)
+    return Conformal(
+        None if levels is None else np.sort(levels),
+        np.sort(ranks),
+        draws,
+        np.array(COVERAGES),
+        nothing,
+        nothing,
+    )
 
 
-def _inside(levels: np.ndarray | None, ranks: np.ndarray, coverage: float, repair: Conformal | None) -> np.ndarray:
+def _inside(
+    levels: np.ndarray | None, ranks: np.ndarray, coverage: float, repair: Conformal | None
+) -> np.ndarray:
     """Return which targets lie in the interval, or in the region of several targets, with a repair or as they are."""
     if levels is None:
         return ranks <= (coverage if repair is None else repair.threshold(coverage))

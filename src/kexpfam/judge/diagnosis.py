@@ -111,7 +111,11 @@ class AbstractDiagnosis(abc.ABC):
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the report, the verdict first, as name and value."""
-        return [("verdict", self.verdict.upper()), *self.lines(), *([] if self.repair is None else self.repair.lines())]
+        return [
+            ("verdict", self.verdict.upper()),
+            *self.lines(),
+            *([] if self.repair is None else self.repair.lines()),
+        ]
 
     def __str__(self) -> str:
         rows = [f"{name + ':':<27} {value}" for name, value in self.rows()]
@@ -125,7 +129,10 @@ class AbstractDiagnosis(abc.ABC):
     def _repr_html_(self) -> str:
         colour = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}[self.verdict]
         verdict = f'<p><strong style="color: {colour}">{html.escape(self.verdict.upper())}</strong></p>'
-        cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in self.lines())
+        cells = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+            for name, value in self.lines()
+        )
         advice = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
         return f"{verdict}<table>{cells}</table><ul>{advice}</ul>"
 
@@ -176,7 +183,11 @@ class Diagnosis(AbstractDiagnosis):
     def lines(self) -> list[tuple[str, str]]:
         at_least = "at least " if self.sampler_folds else ""
         kl = f"{at_least}{max(self.sampler_kl.value, 0.0):.4f} ± {self.sampler_kl.standard_error:.1g} nats"
-        log_z = f"largest error {self.log_partition.standard_error:.1g}" if self.conditional else str(self.log_partition)
+        log_z = (
+            f"largest error {self.log_partition.standard_error:.1g}"
+            if self.conditional
+            else str(self.log_partition)
+        )
         lines = [
             ("solver", self.status.value),
             ("duality gap", f"{at_least}{self.duality_gap:.4f} nats"),
@@ -206,7 +217,9 @@ def diagnose(
     settings = settings or Judgement()
     gap_key, kl_key, mmd_key = jr.split(key, 3)
     proposal = None if density.conditional else density.sampler.reference
-    f_gap = shortfall(problem, density.tilt, proposal or problem.proposal, problem.integration.draws, key=gap_key).value
+    f_gap = shortfall(
+        problem, density.tilt, proposal or problem.proposal, problem.integration.draws, key=gap_key
+    ).value
     weight = problem.sample.weight
     fit = sampler_fit(density, training, settings.draws, weight=weight, key=kl_key)
     partitions, errors = density.log_partitions(training), density.partition_errors(training)
@@ -215,18 +228,40 @@ def diagnose(
     certificate_key, draw_key = jr.split(jr.fold_in(key, CERTIFICATE))
     # Under conditions a draw has as many features as a condition and a target together, so that fewer have to do.
     many = (
-        fit if density.conditional else sampler_fit(density, training, settings.certifying_draws, weight=weight, key=draw_key)
+        fit
+        if density.conditional
+        else sampler_fit(density, training, settings.certifying_draws, weight=weight, key=draw_key)
     )
     mean_error = worst._replace(standard_error=float(weighted_mean(errors, weight)))
-    certificate = certify(problem, density.tilt, mean_error, proposal, many.draws, many.conditions, key=certificate_key)
+    certificate = certify(
+        problem, density.tilt, mean_error, proposal, many.draws, many.conditions, key=certificate_key
+    )
     mmd = None if density.conditional else _sampler_mmd(density, fit.draws.points, settings, key=mmd_key)
-    verdict, advice = judge(status, worst, f_gap, fit, calibration, conditional=density.conditional, settings=settings)
-    facts = (status, density.conditional, worst, f_gap, fit.kl, fit.draws.folds, fit.share, mmd, calibration, certificate)
+    verdict, advice = judge(
+        status, worst, f_gap, fit, calibration, conditional=density.conditional, settings=settings
+    )
+    facts = (
+        status,
+        density.conditional,
+        worst,
+        f_gap,
+        fit.kl,
+        fit.draws.folds,
+        fit.share,
+        mmd,
+        calibration,
+        certificate,
+    )
     return Diagnosis(*facts, verdict, advice)
 
 
 def sampler_fit(
-    density: Density, training: np.ndarray, count: int, *, weight: np.ndarray | None = None, key: Key[Array, ""]
+    density: Density,
+    training: np.ndarray,
+    count: int,
+    *,
+    weight: np.ndarray | None = None,
+    key: Key[Array, ""],
 ) -> SamplerFit:
     """Return how the sampler fits the density at training conditions, given in the data's units with what they count.
 
@@ -244,13 +279,19 @@ def sampler_fit(
     log_ratio = draws.log_density - log_p
     shared = 0.0 if density.log_partition is None else density.log_partition.standard_error
     error = float(np.hypot(log_ratio.std() / np.sqrt(count), shared))
-    return SamplerFit(Estimate(float(log_ratio.mean()), error, float(count)), effective_share(-log_ratio), draws, conditions)
+    return SamplerFit(
+        Estimate(float(log_ratio.mean()), error, float(count)), effective_share(-log_ratio), draws, conditions
+    )
 
 
-def _sampler_mmd(density: Density, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]) -> Distance:
+def _sampler_mmd(
+    density: Density, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+) -> Distance:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 
-    return mmd_squared(plain, refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key))
+    return mmd_squared(
+        plain, refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key)
+    )
 
 
 def judge(
@@ -284,7 +325,9 @@ def judge(
     )
     uncalibrated = calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE
     if uncalibrated:
-        advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
+        advice.append(
+            "Held-out targets do not look like draws of their predicted distributions: look at plot_calibration()."
+        )
     verdict = "poor" if poor else "fair" if advice else "good"
     if conditional and calibration is None:
         advice.append(PASS_ROWS)

@@ -16,7 +16,9 @@ class Distance(NamedTuple):
     standard_error: float
 
 
-def mmd_squared(xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = None, rows_per_chunk: int = 2048) -> Distance:
+def mmd_squared(
+    xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = None, rows_per_chunk: int = 2048
+) -> Distance:
     r"""Return the unbiased estimate of the squared maximum mean discrepancy; it can be negative.
 
     .. math:: \frac{\sum_{i \ne j} k(x_i, x_j)}{n (n-1)} + \frac{\sum_{i \ne j} k(y_i, y_j)}{m (m-1)}
@@ -39,7 +41,9 @@ def mmd_squared(xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = N
     return Distance(float(value), float(error))
 
 
-def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows_per_chunk: int) -> tuple[float, float]:
+def _kernel_sums(
+    xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows_per_chunk: int
+) -> tuple[float, float]:
     total = squares = 0.0
     ys = ys / lengthscale
     norms = np.sum(ys**2, 1)

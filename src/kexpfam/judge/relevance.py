@@ -17,7 +17,11 @@ class Loss(NamedTuple):
 
 
 def permutation_losses(
-    log_density: Callable[[np.ndarray], np.ndarray], columns: np.ndarray, *, rng: np.random.Generator, repeats: int = 3
+    log_density: Callable[[np.ndarray], np.ndarray],
+    columns: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    repeats: int = 3,
 ) -> list[Loss]:
     r"""Return :math:`E[\log p(r)] - E[\log p(r_{\pi j})]` for each column j, where its values have changed rows.
 

@@ -44,7 +44,10 @@ class LearnedDiagnosis(AbstractDiagnosis):
             ("chains", f"{self.members}, in equal parts"),
             ("weights of the tilts", polish),
             ("error of log Z(x)", f"at most {self.normaliser_error:.1g}"),
-            ("KL(sampler || density)", f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats"),
+            (
+                "KL(sampler || density)",
+                f"{self.sampler_kl.value:.4f} ± {self.sampler_kl.standard_error:.1g} nats",
+            ),
         ]
 
 
@@ -88,7 +91,9 @@ def diagnose_stack(
     advice = [line for part in (kernel, judged) if part is not None for line in part.advice]
     if calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE:
         verdicts.append("fair")
-        advice.append("Held-out targets do not look like draws of their predicted distributions: look at plot_calibration().")
+        advice.append(
+            "Held-out targets do not look like draws of their predicted distributions: look at plot_calibration()."
+        )
     # Rows are passed to the whole and not to its parts, which ask for them in any case.
     advice = [line for line in advice if line != PASS_ROWS]
     if density.conditional and calibration is None:
@@ -98,27 +103,42 @@ def diagnose_stack(
 
 
 def _learned(
-    density: LearnedDensity, training: Sample, polish: Polish | None, settings: Judgement, *, key: Key[Array, ""]
+    density: LearnedDensity,
+    training: Sample,
+    polish: Polish | None,
+    settings: Judgement,
+    *,
+    key: Key[Array, ""],
 ) -> LearnedDiagnosis:
     """Return what can go wrong with chains: cells that are too coarse for the density, or for the sampler."""
     row_key, draw_key = jr.split(key)
     rows = np.asarray(training.drawn(settings.draws, key=row_key))
-    conditions = density.inputs.to_model(training.target[rows]) if density.conditional else np.zeros((settings.draws, 0))
+    conditions = (
+        density.inputs.to_model(training.target[rows])
+        if density.conditional
+        else np.zeros((settings.draws, 0))
+    )
     error, ratios = 0.0, []
     for k, one in enumerate(jr.split(draw_key, len(density))):
         part = slice(k, None, len(density))
         rng, member = np.random.default_rng(np.asarray(jr.key_data(one))), density.members.member(k)
         targets, log_q, _ = member.sample(conditions[part], cells=member.cells, rng=rng)
         enough = member.cells
-        coarse, fine = (member.log_densities(targets, conditions[part], cells=cells) for cells in (enough, 2 * enough))
+        coarse, fine = (
+            member.log_densities(targets, conditions[part], cells=cells) for cells in (enough, 2 * enough)
+        )
         error = max(error, float(np.abs((fine - coarse)[:, member.integrated].sum(1)).max(initial=0.0)))
         ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)
     kl = Estimate(float(ratio.mean()), float(ratio.std() / np.sqrt(len(ratio))), float(len(ratio)))
     advice = []
     if error > LARGE_ERROR:
-        advice.append("A learned tilt is too sharp for its cells: columns with few distinct values, or too few rows.")
+        advice.append(
+            "A learned tilt is too sharp for its cells: columns with few distinct values, or too few rows."
+        )
     if kl.value > settings.good_sampler_kl:
         advice.append("The learned sampler differs from the density: a column may have few distinct values.")
     poor = error > settings.poor * LARGE_ERROR or kl.value > settings.poor * settings.good_sampler_kl
-    return LearnedDiagnosis(len(density), error, kl, polish, "poor" if poor else "fair" if advice else "good", tuple(advice))
+    return LearnedDiagnosis(
+        len(density), error, kl, polish, "poor" if poor else "fair" if advice else "good", tuple(advice)
+    )

@@ -26,7 +26,18 @@ from kexpfam.model.filling import Filling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 from kexpfam.model.networks import silu
 
-__all__ = ["FEATURES", "HEAD", "OTHERS", "AbstractChain", "Chain", "Draws", "Residuals", "Told", "keep_all", "residuals"]
+__all__ = [
+    "FEATURES",
+    "HEAD",
+    "OTHERS",
+    "AbstractChain",
+    "Chain",
+    "Draws",
+    "Residuals",
+    "Told",
+    "keep_all",
+    "residuals",
+]
 
 # Gaussian bumps of the tilt if nothing else is said, from -REACH to REACH, wider than their distance by OVERLAP; RIDGE keeps
 # their whitening finite.
@@ -79,7 +90,9 @@ def residuals(cells: int, dtype: str = "float64", thin: bool = False, count: int
     points = CORE * t + TAIL * np.sinh(STEEPNESS * t)
     widths = (CORE + TAIL * STEEPNESS * np.cosh(STEEPNESS * t[1::2])) * (2.0 / cells)
     log_masses = log_base(points[1::2], thin=thin) + np.log(widths)
-    return Residuals(*(part.astype(dtype) for part in (points[::2], log_masses, features(points[1::2], count))))
+    return Residuals(
+        *(part.astype(dtype) for part in (points[::2], log_masses, features(points[1::2], count)))
+    )
 
 
 @lru_cache
@@ -134,19 +147,27 @@ class Told(NamedTuple):
     thin: Thin = False
 
     @classmethod
-    def of(cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, *, thin: Thin = False) -> "Told":
+    def of(
+        cls, outputs: Float[AnyArray, "*n o"], support: Float[AnyArray, "2 ..."] | None, *, thin: Thin = False
+    ) -> "Told":
         """Return what the outputs of a network say; a location outside the support is moved to its border.
 
         Residuals of logarithms and the like have ``thin`` tails: others would be astronomic in the data's units.
         """
         xp = outputs.__array_namespace__()
-        location, log_scale, free = outputs[..., 0], xp.clip(outputs[..., 1], *LOG_SCALES), outputs[..., HEAD:]
+        location, log_scale, free = (
+            outputs[..., 0],
+            xp.clip(outputs[..., 1], *LOG_SCALES),
+            outputs[..., HEAD:],
+        )
         coefficients = free / xp.sqrt(1.0 + xp.sum(free**2, axis=-1, keepdims=True) / LARGEST_NORM**2)
         if support is None:
             return cls(location, log_scale, coefficients, None, None, thin)
         low, high = support.astype(outputs.dtype)
         location, shrink = xp.clip(location, low, high), xp.exp(-log_scale)
-        return cls(location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink, thin)
+        return cls(
+            location, log_scale, coefficients, (low - location) * shrink, (high - location) * shrink, thin
+        )
 
     def tilted(self, added: Float[AnyArray, "*n k"]) -> "Told":
         """Return the same with this added to the coefficients of the tilt."""
@@ -169,7 +190,9 @@ class Told(NamedTuple):
         if self.low is None or self.high is None:
             return exponents
         xp = exponents.__array_namespace__()
-        inside = xp.minimum(grid.edges[1:], self.high[..., None]) - xp.maximum(grid.edges[:-1], self.low[..., None])
+        inside = xp.minimum(grid.edges[1:], self.high[..., None]) - xp.maximum(
+            grid.edges[:-1], self.low[..., None]
+        )
         return exponents + xp.log(xp.clip(inside / np.diff(grid.edges), np.finfo(dtype).tiny, 1.0))
 
     def link(self, j: int) -> "Told":
@@ -193,10 +216,16 @@ class Told(NamedTuple):
         """Return residuals in units of the target."""
         return self.location[:, None] + r.__array_namespace__().exp(self.log_scale)[:, None] * r
 
-    def drawn(self, cells: int, levels: Float[AnyArray, " n"]) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
+    def drawn(
+        self, cells: int, levels: Float[AnyArray, " n"]
+    ) -> tuple[Float[AnyArray, " n"], Float[AnyArray, " n"]]:
         """Return the targets at these levels of their distribution functions, and the log density of their cells there."""
         edges, masses = self.cells(cells)
-        xp, rows, size = masses.__array_namespace__(), np.arange(len(masses)), BLOCK if cells % BLOCK == 0 else 1
+        xp, rows, size = (
+            masses.__array_namespace__(),
+            np.arange(len(masses)),
+            BLOCK if cells % BLOCK == 0 else 1,
+        )
         # Running sums wait for one another: first over blocks of cells, then within the block that is wanted.
         blocks = xp.cumsum(masses @ _block_of(cells, size, masses.dtype.name), axis=1)
         total = blocks[:, -1]
@@ -283,7 +312,11 @@ class AbstractChain(eqx.Module):
     biases: eqx.AbstractVar[Float[AnyArray, "*m layers w"]]
 
     def last_units(
-        self, rows: Float[AnyArray, "n a"], seen: Float[AnyArray, "a w"], passed: Float[AnyArray, "w w"], thin: Callable
+        self,
+        rows: Float[AnyArray, "n a"],
+        seen: Float[AnyArray, "a w"],
+        passed: Float[AnyArray, "w w"],
+        thin: Callable,
     ) -> Float[AnyArray, "n w"]:
         """Return the last hidden layer under rows of inputs, of which units look at ``seen`` and at units ``passed`` on."""
         dtype = rows.dtype
@@ -487,7 +520,9 @@ class Chain(AbstractChain):
         targets = rows[:, p:][:, np.argsort(self.order)]
         return Draws(targets.astype(np.float64), log_density, log_weight)
 
-    def drawn(self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int) -> Float[Array, "n d"]:
+    def drawn(
+        self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int
+    ) -> Float[Array, "n d"]:
         """Return the targets at these levels of their links' distribution functions, as a pure function of traced arrays.
 
         The network is run once per link, where ``sample`` fills in the units of one that is already there.

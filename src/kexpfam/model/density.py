@@ -74,7 +74,9 @@ class Tilt(eqx.Module):
         """Return ``log p0(x) + f(x | condition)`` at one point."""
         return self.base.log_density(x) + self.f(x[None], condition[None])[0]
 
-    def values(self, points: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+    def values(
+        self, points: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
         """Return f at many points, in chunks of constant memory."""
         condition = np.zeros((len(points), 0)) if condition is None else condition
         return in_chunks(self.f, points, condition)
@@ -155,7 +157,9 @@ class Sampler(eqx.Module):
         """Return one point per condition."""
         return self.base.fold(self.transport(draw_each(self.reference, condition, key=key), condition))
 
-    def draw_several(self, condition: Float[AnyArray, "b p"], count: int, *, key: Key[Array, ""]) -> Float[Array, "b count d"]:
+    def draw_several(
+        self, condition: Float[AnyArray, "b p"], count: int, *, key: Key[Array, ""]
+    ) -> Float[Array, "b count d"]:
         """Return ``count`` points per condition; what the reference makes of a condition is made once."""
         keys = jr.split(key, condition.shape[0])
         noise = jax.vmap(lambda c, k: self.reference.given(c).sample(count, key=k))(condition, keys)
@@ -244,7 +248,9 @@ class Density(AbstractDensity):
         """Return whether the density depends on a condition."""
         return self.inputs.low.size > 0
 
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
         condition, z = self._conditions(X, len(targets)), self.scaling.to_model(targets)
         part = z if self.completion is None else z[:, self.completion.dims]
@@ -271,7 +277,9 @@ class Density(AbstractDensity):
         if self.coarse_nodes is not None:
             coarse = self.tilt.log_partitions(self.coarse_nodes, self._conditions(X, 1))
             return QUADRATURE_SAFETY * np.abs(coarse - self.log_partitions(X))
-        return np.concatenate([m.std(axis=1) / m.mean(axis=1) / np.sqrt(m.shape[1]) for m in self.probabilities(X)])
+        return np.concatenate(
+            [m.std(axis=1) / m.mean(axis=1) / np.sqrt(m.shape[1]) for m in self.probabilities(X)]
+        )
 
     def probabilities(self, X: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yield the probabilities of the nodes under the conditions, some rows at a time: each (rows, nodes)."""
@@ -314,7 +322,11 @@ class Density(AbstractDensity):
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
         base = self.tilt.base if self.completion is None else self.completion.base
-        return self.scaling.to_data(np.stack([base.low, base.high])) if isinstance(base, Box) else super().support()
+        return (
+            self.scaling.to_data(np.stack([base.low, base.high]))
+            if isinstance(base, Box)
+            else super().support()
+        )
 
     def in_data_units(self, draws: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray:
         """Return points in the coordinates of f as points of the data, the other coordinates drawn."""
@@ -326,13 +338,17 @@ class Density(AbstractDensity):
         """Return the density under one condition, as one that knows no condition."""
         row, nodes = x[None], self._nodes()
         estimate = Estimate(
-            float(self.log_partitions(row)[0]), float(self.partition_errors(row)[0]), float(len(nodes.log_weights))
+            float(self.log_partitions(row)[0]),
+            float(self.partition_errors(row)[0]),
+            float(len(nodes.log_weights)),
         )
         condition = self._conditions(row, 1)[0]
         with double_precision():
             sampler = jax.tree.map(np.asarray, self.sampler.given(condition))
         nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
-        return Density(self.tilt.given(condition), sampler, self.scaling, nothing, estimate, nodes, None, None)
+        return Density(
+            self.tilt.given(condition), sampler, self.scaling, nothing, estimate, nodes, None, None
+        )
 
     def _conditions(self, X: Float[AnyArray, "n p"] | None, rows: int) -> Float[AnyArray, "n q"]:
         if not self.conditional:
@@ -351,7 +367,9 @@ class Density(AbstractDensity):
     def _edges(self) -> np.ndarray:
         nodes = self._nodes()
         if len(nodes.edges) != 1:
-            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+            raise ValueError(
+                "distribution functions and quantiles are for targets of one dimension; use sample instead."
+            )
         return nodes.edges[0]
 
 
@@ -361,13 +379,17 @@ def _draw_with_density(
 ) -> tuple[Float[Array, "b d"], Float[Array, " b"], Float[Array, " b"]]:
     noise = draw_each(sampler.reference, condition, key=key)
     move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
-    signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(noise, condition)
+    signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(
+        noise, condition
+    )
     moved = sampler.base.fold(jax.vmap(move)(noise, condition))
     return moved, log_density_each(sampler.reference, noise, condition) - log_determinants, signs
 
 
 @eqx.filter_jit
-def _complete(completion: Completion, values: Float[AnyArray, "b s"], key: Key[Array, ""]) -> Float[Array, "b d"]:
+def _complete(
+    completion: Completion, values: Float[AnyArray, "b s"], key: Key[Array, ""]
+) -> Float[Array, "b d"]:
     return completion.base.completed(completion.dims, values, key=key)
 
 

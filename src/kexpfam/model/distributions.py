@@ -97,7 +97,9 @@ class Distributions(eqx.Module):
         Where points repeat there may be a jump: the first of them has the level before it.
         """
         points = np.sort(np.concatenate([part.points for part in parts], axis=1), axis=1)
-        levels = np.asarray(sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True)))
+        levels = np.asarray(
+            sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True))
+        )
         repeated = points[:, 1:] == points[:, :-1]
         if np.any(repeated):
             before = sum(
@@ -128,7 +130,9 @@ class AbstractDensity(eqx.Module):
         """Return whether the density depends on a condition."""
 
     @abc.abstractmethod
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
 
     def log_prob(self, y: Float[AnyArray, "*d"], x: Float[AnyArray, "*p"] | None = None) -> Float[Array, ""]:
@@ -215,7 +219,9 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
         y, *x = (row.astype(float).reshape(1, -1) for row in rows)
         z = density.scaling.to_model(y)
         # A missing cell is NaN and an atom infinite in model units, and neither is off the support.
-        marked = jnp.isnan(y) | density.scaling.atoms(y) if hasattr(density.scaling, "atoms") else jnp.isnan(y)
+        marked = (
+            jnp.isnan(y) | density.scaling.atoms(y) if hasattr(density.scaling, "atoms") else jnp.isnan(y)
+        )
         off = jnp.any(~(jnp.abs(z) < FAR) & ~marked)
         # The centre stands in for what is off the support or too far out, so that no derivative is NaN there.
         near = jnp.where(off, density.scaling.to_data(np.zeros(y.shape)), y)
@@ -230,7 +236,9 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
         with double_precision():
             inside = tuple(row.astype(float) for row in rows)
             found, slopes = jax.value_and_grad(wide, argnums=tuple(range(len(rows))))(*inside)
-        products = [(slope.astype(precision) * tangent).sum() for slope, tangent in zip(slopes, tangents, strict=True)]
+        products = [
+            (slope.astype(precision) * tangent).sum() for slope, tangent in zip(slopes, tangents, strict=True)
+        ]
         return found.astype(precision), sum(products[1:], products[0]).astype(precision)
 
     function = jax.custom_jvp(value)
@@ -244,19 +252,25 @@ def _interpolated(
     """Return each row's polygon at several places of that row, from that side where it jumps; beyond its ends it is level."""
     low, high, count = abscissae[:, :1], abscissae[:, -1:], abscissae.shape[1]
     # Row by row: laid end to end, rows with far ends would leave no digits for their middles.
-    place = np.stack([np.searchsorted(row, wanted, side=side) for row, wanted in zip(abscissae, at, strict=True)])
+    place = np.stack(
+        [np.searchsorted(row, wanted, side=side) for row, wanted in zip(abscissae, at, strict=True)]
+    )
     place = np.clip(place - 1, 0, count - 2)
     (left, right), (bottom, top) = (
         (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
     # A jump at the very place is behind from the right, and still to come from the left.
-    share = np.where(right > left, (at - left) / np.where(right > left, right - left, 1.0), float(side == "right"))
+    share = np.where(
+        right > left, (at - left) / np.where(right > left, right - left, 1.0), float(side == "right")
+    )
     inner = bottom + np.clip(share, 0.0, 1.0) * (top - bottom)
     return np.where(at < low, ordinates[:, :1], np.where(at > high, ordinates[:, -1:], inner))
 
 
-def scores(density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]) -> Float[np.ndarray, " n"]:
+def scores(
+    density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]
+) -> Float[np.ndarray, " n"]:
     """Return the log density of points of any size: where they are so far out that the arithmetic overflows, ``-inf``."""
     if np.isnan(targets).any():
         raise ValueError("Input contains NaN: this density has no answer to missing cells.")
@@ -266,5 +280,7 @@ def scores(density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray
         near = np.where(far[:, None], density.scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
         found = np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
     if np.isnan(found).any():
-        raise ValueError("Input X contains NaN in columns that had all their cells where the model was fitted.")
+        raise ValueError(
+            "Input X contains NaN in columns that had all their cells where the model was fitted."
+        )
     return found

@@ -58,16 +58,26 @@ class LearnedDensity(AbstractDensity):
     def __len__(self) -> int:
         return len(self.members.order)
 
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
-        z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
+        z, condition, xp = (
+            self.scaling.to_model(targets),
+            self._conditions(X, len(targets)),
+            targets.__array_namespace__(),
+        )
         inside = self._inside(z)
         z = xp.where(inside[:, None], z, 0.0)
         rows = max(1, CHUNK_NUMBERS // (self.members.cells * z.shape[1]))
-        pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
+        pieces = [
+            self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)
+        ]
         log_density = xp.concatenate(pieces) if pieces else np.zeros(0)
         return xp.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
 
-    def log_model_density(self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"]) -> Float[AnyArray, " n"]:
+    def log_model_density(
+        self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"]
+    ) -> Float[AnyArray, " n"]:
         """Return the log density of targets in model units."""
         log_density = lambda member, _: member.log_densities(z, condition, cells=member.cells).sum(1)
         parts = self._of_members(log_density, threads=not isinstance(z, jax.Array))
@@ -93,7 +103,9 @@ class LearnedDensity(AbstractDensity):
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         condition = self._conditions(X, 1)
         draws = self.draws(np.repeat(condition, count, axis=0), key=key)[0]
-        return self.scaling.to_data(draws).reshape(*((len(condition), count) if self.conditional else (count,)), -1)
+        return self.scaling.to_data(draws).reshape(
+            *((len(condition), count) if self.conditional else (count,)), -1
+        )
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         owner_key, level_key = jr.split(key)
@@ -114,18 +126,26 @@ class LearnedDensity(AbstractDensity):
         """Return one draw per condition, in model units, and its log density under the sampler: chains of cells."""
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         owner = rng.integers(len(self), size=len(condition))
-        streams, targets, own = rng.spawn(len(self)), np.zeros((len(condition), self.members.dim)), np.zeros(len(condition))
+        streams, targets, own = (
+            rng.spawn(len(self)),
+            np.zeros((len(condition), self.members.dim)),
+            np.zeros(len(condition)),
+        )
         drawn = lambda member, k: member.sample(condition[owner == k], cells=member.cells, rng=streams[k])
         for k, draws in enumerate(self._of_members(drawn)):
             targets[owner == k], own[owner == k] = draws.targets, draws.log_density
         return targets, own
 
     def given(self, x: np.ndarray) -> "LearnedDensity":
-        return eqx.tree_at(lambda d: d.at, self, self.inputs.to_model(x[None])[0], is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(
+            lambda d: d.at, self, self.inputs.to_model(x[None])[0], is_leaf=lambda leaf: leaf is None
+        )
 
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
         if self.members.dim != 1:
-            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+            raise ValueError(
+                "distribution functions and quantiles are for targets of one dimension; use sample instead."
+            )
         condition = self._conditions(X, 1)
         rows = np.concatenate([condition, np.zeros((len(condition), 1))], axis=1)
         members: list[Any] = [self.members.member(k) for k in range(len(self))]
@@ -161,10 +181,18 @@ class MixedDensity(LearnedDensity):
     members: MixedChain
     scaling: Units
 
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
-        z, condition, xp = self.scaling.to_model(targets), self._conditions(X, len(targets)), targets.__array_namespace__()
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
+        z, condition, xp = (
+            self.scaling.to_model(targets),
+            self._conditions(X, len(targets)),
+            targets.__array_namespace__(),
+        )
         rows = max(1, CHUNK_NUMBERS // (self.members.cells * z.shape[1]))
-        pieces = [self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)]
+        pieces = [
+            self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)
+        ]
         return (xp.concatenate(pieces) if pieces else np.zeros(0)) + self.scaling.log_jacobian(targets)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
@@ -172,12 +200,16 @@ class MixedDensity(LearnedDensity):
 
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
         if self.members.dim != 1:
-            raise ValueError("distribution functions and quantiles are for targets of one dimension; use sample instead.")
+            raise ValueError(
+                "distribution functions and quantiles are for targets of one dimension; use sample instead."
+            )
         condition, wiring = self._conditions(X, 1), self.members.wiring
         rows = np.concatenate([condition, np.zeros((len(condition), len(wiring.input_owners)))], axis=1)
         parts = []
         for member in map(self.members.member, range(len(self))):
-            points, levels = wiring.steps(wiring.told(member.outputs(rows)), 0, member.cells, atom=self._atom())
+            points, levels = wiring.steps(
+                wiring.told(member.outputs(rows)), 0, member.cells, atom=self._atom()
+            )
             parts.append(Distributions(self._ordered(points), levels))
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
 
@@ -220,7 +252,9 @@ class MixedDensity(LearnedDensity):
 def _middle(draws: np.ndarray, kind: AbstractKind) -> np.ndarray:
     """Return the mean of draws along the last axis, or what stands for it where there is none."""
     if isinstance(kind, Category):
-        return np.argmax((draws[..., None] == np.arange(len(kind.levels))).sum(axis=-2), axis=-1).astype(float)
+        return np.argmax((draws[..., None] == np.arange(len(kind.levels))).sum(axis=-2), axis=-1).astype(
+            float
+        )
     if isinstance(kind, Periodic):
         turn = 2.0 * np.pi / kind.period
         return np.angle(np.exp(1j * turn * draws).mean(axis=-1)) / turn % kind.period
@@ -243,7 +277,9 @@ class LawDensity(AbstractDensity):
     def conditional(self) -> bool:
         return False
 
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
         return self.law.log_densities(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
@@ -271,8 +307,12 @@ class Stack(AbstractDensity):
     def conditional(self) -> bool:
         return self.parts[0].conditional
 
-    def log_density(self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None) -> Float[AnyArray, " n"]:
-        parts = [part.log_density(targets, X) + np.log(w) for part, w in zip(self.parts, self.weights, strict=True)]
+    def log_density(
+        self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
+    ) -> Float[AnyArray, " n"]:
+        parts = [
+            part.log_density(targets, X) + np.log(w) for part, w in zip(self.parts, self.weights, strict=True)
+        ]
         return logsumexp(targets.__array_namespace__().stack(parts), axis=0)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
@@ -280,7 +320,9 @@ class Stack(AbstractDensity):
         keys = jr.split(key, len(self.parts))
         if not self.conditional:
             shares = rng.multinomial(count, self.weights)
-            draws = [p.sample(int(c), key=k) for p, c, k in zip(self.parts, shares, keys, strict=True) if c > 0]
+            draws = [
+                p.sample(int(c), key=k) for p, c, k in zip(self.parts, shares, keys, strict=True) if c > 0
+            ]
             return rng.permutation(np.concatenate(draws))
         several = np.stack([part.sample(count, X, key=k) for part, k in zip(self.parts, keys, strict=True)])
         owner = rng.choice(len(self.parts), size=several.shape[1:3], p=self.weights)

@@ -25,7 +25,11 @@ class Filling:
     ):
         """Begin with nothing; the weights may be those of a network that does without the masks."""
         self.order = np.argsort(degrees, kind="stable")
-        self._degrees, self._first, self._biases = degrees[self.order], first[:, self.order], biases[:, self.order]
+        self._degrees, self._first, self._biases = (
+            degrees[self.order],
+            first[:, self.order],
+            biases[:, self.order],
+        )
         self._hidden = hidden[:, self.order][:, :, self.order]
         self._layers = np.zeros((len(biases), rows, len(degrees)), np.float32)
         self._there = 0

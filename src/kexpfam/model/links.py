@@ -87,7 +87,9 @@ class AbstractFamily(eqx.Module):
         return np.zeros((len(self.columns), self.outputs))
 
     @abc.abstractmethod
-    def log_density(self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int) -> Float[AnyArray, "n g"]:
+    def log_density(
+        self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int
+    ) -> Float[AnyArray, "n g"]:
         """Return the log density of each value."""
 
     @abc.abstractmethod
@@ -121,7 +123,9 @@ class Lines(AbstractFamily):
         ends = np.array([self.low, self.high])
         return np.clip(ends, -FAR, FAR) if np.any(np.isfinite(ends)) else None
 
-    def log_density(self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int) -> Float[AnyArray, "n g"]:
+    def log_density(
+        self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int
+    ) -> Float[AnyArray, "n g"]:
         return Told.of(told, self.support(), thin=self.thin).log_density(z, cells)
 
     def drawn(
@@ -151,10 +155,14 @@ class Lattices(AbstractFamily):
     seen: tuple[tuple[float, float], ...] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, columns: tuple[int, ...], values: Float[np.ndarray, "n g"], support: Float[np.ndarray, "2 g"]) -> "Lattices":
+    def of(
+        cls, columns: tuple[int, ...], values: Float[np.ndarray, "n g"], support: Float[np.ndarray, "2 g"]
+    ) -> "Lattices":
         """Return the family of these columns, spaced so that their values are as close to rounded normals as can be."""
         seen = [column[np.isfinite(column)] for column in values.T]
-        ends = tuple((float(column.min()), float(column.max())) if len(column) else (0.0, 1.0) for column in seen)
+        ends = tuple(
+            (float(column.min()), float(column.max())) if len(column) else (0.0, 1.0) for column in seen
+        )
         fitted = [_spaced(column if len(column) else np.arange(2.0)) for column in seen]
         low, high = (tuple(map(float, side)) for side in np.clip(support, -LARGEST_WHOLE, LARGEST_WHOLE))
         shift, spacing, centre, spread = (tuple(part) for part in zip(*fitted, strict=True))
@@ -171,7 +179,9 @@ class Lattices(AbstractFamily):
     def embedded(self, z: Float[AnyArray, "n g"]) -> Float[AnyArray, "n g e"]:
         return self.spaced(z)[..., None]
 
-    def log_density(self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int) -> Float[AnyArray, "n g"]:
+    def log_density(
+        self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int
+    ) -> Float[AnyArray, "n g"]:
         return self._log_masses(told, z, slice(None), cells)
 
     def drawn(
@@ -210,7 +220,9 @@ class Lattices(AbstractFamily):
         return self.shift, self.spacing, self.centre, self.spread
 
     def _support(self, place: int | slice) -> Float[np.ndarray, "2 ..."]:
-        ends = np.array([self.low, self.high])[:, place] + np.array([-0.5, 0.5]).reshape(2, *[1] * isinstance(place, slice))
+        ends = np.array([self.low, self.high])[:, place] + np.array([-0.5, 0.5]).reshape(
+            2, *[1] * isinstance(place, slice)
+        )
         return np.clip(np.stack([self.spaced(side, place) for side in ends]), -FAR, FAR)
 
     def _log_masses(self, told: AnyArray, k: AnyArray, place: int | slice, cells: int) -> AnyArray:
@@ -247,7 +259,9 @@ class Circles(AbstractFamily):
     def embedded(self, z: Float[AnyArray, "n g"]) -> Float[AnyArray, "n g e"]:
         return _harmonics(z, SEEN_HARMONICS)
 
-    def log_density(self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int) -> Float[AnyArray, "n g"]:
+    def log_density(
+        self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int
+    ) -> Float[AnyArray, "n g"]:
         weights = _weights(told)
         log_volume = logsumexp(weights @ _grid(cells).astype(told.dtype).T) + np.asarray(
             np.log(2.0 * np.pi / cells), told.dtype
@@ -268,7 +282,10 @@ class Circles(AbstractFamily):
     def steps(self, told: Float[np.ndarray, "n o"], place: int, cells: int) -> Steps:
         exponents = _weights(told.astype(float)) @ _grid(cells).T
         masses = np.exp(exponents - exponents.max(axis=1, keepdims=True))
-        return Steps(np.broadcast_to(np.linspace(0.0, 2.0 * np.pi, cells + 1), (len(told), cells + 1)), _cumulative(masses))
+        return Steps(
+            np.broadcast_to(np.linspace(0.0, 2.0 * np.pi, cells + 1), (len(told), cells + 1)),
+            _cumulative(masses),
+        )
 
 
 class Labels(AbstractFamily):
@@ -291,20 +308,26 @@ class Labels(AbstractFamily):
         counts = (z[..., None] == np.arange(self.count)).sum(axis=0) + 1.0
         return np.log(counts / counts.sum(axis=1, keepdims=True))
 
-    def log_density(self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int) -> Float[AnyArray, "n g"]:
+    def log_density(
+        self, told: Float[AnyArray, "n g o"], z: Float[AnyArray, "n g"], cells: int
+    ) -> Float[AnyArray, "n g"]:
         return (self.embedded(z) * told).sum(axis=-1) - logsumexp(told)
 
     def drawn(
         self, told: Float[np.ndarray, "n o"], place: int, cells: int, levels: Float[np.ndarray, " n"]
     ) -> tuple[np.ndarray, np.ndarray]:
         log_masses = told - logsumexp(told)[:, None]
-        label = np.minimum((np.cumsum(np.exp(log_masses), axis=1) <= levels[:, None]).sum(axis=1), self.count - 1)
+        label = np.minimum(
+            (np.cumsum(np.exp(log_masses), axis=1) <= levels[:, None]).sum(axis=1), self.count - 1
+        )
         return label.astype(float), log_masses[np.arange(len(told)), label]
 
     def steps(self, told: Float[np.ndarray, "n o"], place: int, cells: int) -> Steps:
         upto = _cumulative(np.exp(told - logsumexp(told)[:, None]))
         doubled = np.stack([upto[:, :-1], upto[:, 1:]], axis=2).reshape(len(told), -1)
-        return Steps(np.broadcast_to(np.repeat(np.arange(self.count, dtype=float), 2), doubled.shape), doubled)
+        return Steps(
+            np.broadcast_to(np.repeat(np.arange(self.count, dtype=float), 2), doubled.shape), doubled
+        )
 
 
 def _cumulative(masses: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n k"]:
@@ -340,7 +363,10 @@ def _spaced(column: np.ndarray) -> tuple[float, float, float, float]:
     """Return shift, spacing, centre and spread under which whole numbers are likeliest as rounded normals."""
     shift, found = float(column.min()), []
     for spacing in (*SPACINGS, 1e3 * max(float(np.ptp(column)), 1.0)):
-        z, (low, high) = np.arcsinh((column - shift) / spacing), np.arcsinh((column[:, None] - shift + [-0.5, 0.5]) / spacing).T
+        z, (low, high) = (
+            np.arcsinh((column - shift) / spacing),
+            np.arcsinh((column[:, None] - shift + [-0.5, 0.5]) / spacing).T,
+        )
         centre, spread = z.mean(), max(z.std(), 1e-3 * float((high - low).mean()))
         mass = ndtr((high - centre) / spread) - ndtr((low - centre) / spread)
         found.append((float(np.log(np.maximum(mass, 1e-12)).mean()), spacing, float(centre), float(spread)))

@@ -103,7 +103,9 @@ class AbstractMeasure(eqx.Module):
         """Return a box that holds the law up to ``spread`` standard deviations (all of it, if bounded)."""
         raise TypeError(f"a {type(self).__name__} does not know its bounds.")
 
-    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def completed(
+        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
+    ) -> Float[Array, "b d"]:
         """Return points with the given values in the coordinates ``dims`` and the others drawn given those."""
         raise TypeError(f"a {type(self).__name__} does not know its conditionals.")
 
@@ -141,7 +143,9 @@ class Gaussian(AbstractMeasure):
     cholesky: Float[AnyArray, "d d"]
 
     @classmethod
-    def fitted(cls, points: np.ndarray, *, width: float = 1.0, weight: np.ndarray | None = None) -> "Gaussian":
+    def fitted(
+        cls, points: np.ndarray, *, width: float = 1.0, weight: np.ndarray | None = None
+    ) -> "Gaussian":
         """Return the normal with the points' mean and ``width**2`` times their covariance."""
         covariance = weighted_covariance(points, weight) + COVARIANCE_FLOOR * np.eye(points.shape[1])
         return cls(weighted_mean(points, weight), width * np.linalg.cholesky(covariance))
@@ -157,7 +161,9 @@ class Gaussian(AbstractMeasure):
         xp, rows = self.mean.__array_namespace__(), self.cholesky[np.asarray(dims)]
         return Gaussian(self.mean[np.asarray(dims)], xp.linalg.cholesky(rows @ rows.T))
 
-    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def completed(
+        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
+    ) -> Float[Array, "b d"]:
         return self._as_mixture().completed(dims, values, key=key)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +218,9 @@ class Box(AbstractMeasure):
     def marginal(self, dims: Sequence[int] | AnyArray) -> "Box":
         return Box(self.low[np.asarray(dims)], self.high[np.asarray(dims)])
 
-    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def completed(
+        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
+    ) -> Float[Array, "b d"]:
         return self.sample(values.shape[0], key=key).at[:, jnp.asarray(dims)].set(values)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -236,7 +244,10 @@ class Mixture(AbstractMeasure):
 
     @classmethod
     def of(
-        cls, log_weights: Float[AnyArray, " k"], means: Float[AnyArray, "k d"], choleskys: Float[AnyArray, "k d d"]
+        cls,
+        log_weights: Float[AnyArray, " k"],
+        means: Float[AnyArray, "k d"],
+        choleskys: Float[AnyArray, "k d d"],
     ) -> "Mixture":
         """Return the mixture with these factors."""
         return cls(log_weights, means, choleskys, choleskys.__array_namespace__().linalg.inv(choleskys))
@@ -247,7 +258,9 @@ class Mixture(AbstractMeasure):
         whiteners, means = xp.asarray(self.whiteners), xp.asarray(self.means)
         components, dim = means.shape
         shifted = xp.einsum("kij,kj->ki", whiteners, means)
-        whitened = (x @ whiteners.reshape(components * dim, dim).T).reshape(*x.shape[:-1], components, dim) - shifted
+        whitened = (x @ whiteners.reshape(components * dim, dim).T).reshape(
+            *x.shape[:-1], components, dim
+        ) - shifted
         log_determinants = xp.log(xp.abs(xp.diagonal(whiteners, axis1=1, axis2=2))).sum(1)
         exponents = self.log_weights + log_determinants - 0.5 * (whitened**2).sum(-1) - 0.5 * dim * LOG_TWO_PI
         return exponents[..., 0] if components == 1 else logsumexp(exponents)
@@ -263,13 +276,19 @@ class Mixture(AbstractMeasure):
         level = heights[-1] * jr.uniform(component_key, (count,), heights.dtype)
         component = jnp.sum(heights[:-1] <= level[:, None], 1)
         noise = jr.normal(noise_key, (count, self.means.shape[1]), self.means.dtype)
-        return jnp.asarray(self.means)[component] + jnp.einsum("nij,nj->ni", jnp.asarray(self.choleskys)[component], noise)
+        return jnp.asarray(self.means)[component] + jnp.einsum(
+            "nij,nj->ni", jnp.asarray(self.choleskys)[component], noise
+        )
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "Mixture":
         xp, rows = self.means.__array_namespace__(), self.choleskys[:, np.asarray(dims), :]
-        return Mixture.of(self.log_weights, self.means[:, np.asarray(dims)], xp.linalg.cholesky(rows @ rows.mT))
+        return Mixture.of(
+            self.log_weights, self.means[:, np.asarray(dims)], xp.linalg.cholesky(rows @ rows.mT)
+        )
 
-    def completed(self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def completed(
+        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
+    ) -> Float[Array, "b d"]:
         # The known coordinates first: then they are the condition of a joint mixture.
         order = np.asarray([*dims, *(j for j in range(self.means.shape[1]) if j not in dims)])
         joint = JointMixture(self.marginal(order), len(dims))
@@ -309,7 +328,9 @@ class JointMixture(ConditionalMeasure):
         means = joint.means[:, p:] + jnp.einsum("kij,kj->ki", joint.choleskys[:, p:, :p], whitened)
         log_determinants = jnp.sum(jnp.log(jnp.diagonal(joint.whiteners[:, :p, :p], axis1=1, axis2=2)), 1)
         log_weights = joint.log_weights + log_determinants - 0.5 * jnp.sum(whitened**2, 1)
-        return Mixture(jax.nn.log_softmax(log_weights), means, joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:])
+        return Mixture(
+            jax.nn.log_softmax(log_weights), means, joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:]
+        )
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.joint.bounds(spread)
@@ -353,7 +374,9 @@ class Cells(AbstractMeasure):
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         cumulative = np.cumsum(np.exp(self.log_masses))
         index = np.searchsorted(cumulative, rng.uniform(size=count) * cumulative[-1], side="right")
-        places = np.unravel_index(np.minimum(index, cumulative.size - 1), tuple(edge.size - 1 for edge in self.edges))
+        places = np.unravel_index(
+            np.minimum(index, cumulative.size - 1), tuple(edge.size - 1 for edge in self.edges)
+        )
         cells = zip(self.edges, places, strict=True)
         return np.stack([edge[at] + np.diff(edge)[at] * rng.uniform(size=count) for edge, at in cells], 1)
 
@@ -370,28 +393,45 @@ class MixtureNetwork(ConditionalMeasure):
 
     @classmethod
     def draw(
-        cls, condition_dim: int, targets: np.ndarray, *, components: int, width: int, depth: int, key: Key[Array, ""]
+        cls,
+        condition_dim: int,
+        targets: np.ndarray,
+        *,
+        components: int,
+        width: int,
+        depth: int,
+        key: Key[Array, ""],
     ) -> "MixtureNetwork":
         """Return a network whose components start at targets spread over all, with scales to match."""
         dim = targets.shape[1]
         outputs = components * (1 + 2 * dim)
-        network = Network.draw(condition_dim, outputs, width=width, depth=depth, zero_initialised=True, key=key)
+        network = Network.draw(
+            condition_dim, outputs, width=width, depth=depth, zero_initialised=True, key=key
+        )
         levels = np.quantile(targets, (np.arange(components) + 0.5) / components, axis=0)
         if dim > 1:
             levels = targets[np.random.default_rng(0).choice(len(targets), components)]
-        start = np.concatenate([np.zeros(components), levels.ravel(), np.full(components * dim, -np.log(components) / dim)])
+        start = np.concatenate(
+            [np.zeros(components), levels.ravel(), np.full(components * dim, -np.log(components) / dim)]
+        )
         bias = lambda measure: measure.network.layers[-1].bias
         return eqx.tree_at(bias, cls(network, components, dim), jnp.asarray(start, jnp.float32))
 
     def given(self, condition: Float[AnyArray, " p"]) -> Mixture:
         k, d = self.components, self.dim
-        logits, means, log_scales = jnp.split(self.network(condition[None], jnp.zeros((1, 0)))[0], [k, k + k * d])
+        logits, means, log_scales = jnp.split(
+            self.network(condition[None], jnp.zeros((1, 0)))[0], [k, k + k * d]
+        )
         scales = jnp.exp(jnp.clip(log_scales, *LOG_SCALES)).reshape(k, d)
         diagonal = lambda values: values[:, :, None] * jnp.eye(d)
-        return Mixture(jax.nn.log_softmax(logits), means.reshape(k, d), diagonal(scales), diagonal(1.0 / scales))
+        return Mixture(
+            jax.nn.log_softmax(logits), means.reshape(k, d), diagonal(scales), diagonal(1.0 / scales)
+        )
 
 
-def draw_each(measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, key: Key[Array, ""]) -> Float[Array, "b k"]:
+def draw_each(
+    measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, key: Key[Array, ""]
+) -> Float[Array, "b k"]:
     """Draw one point of the law under each condition; a law that does not depend on it is drawn in one call."""
     if not _depends_on_condition(measure, condition):
         return measure.sample(condition.shape[0], key=key)
@@ -399,7 +439,9 @@ def draw_each(measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, ke
     return jax.vmap(lambda c, k: measure.given(c).sample(1, key=k)[0])(condition, keys)
 
 
-def log_density_each(measure: AbstractMeasure, x: Float[Array, "b d"], condition: Float[AnyArray, "b p"]) -> Float[Array, " b"]:
+def log_density_each(
+    measure: AbstractMeasure, x: Float[Array, "b d"], condition: Float[AnyArray, "b p"]
+) -> Float[Array, " b"]:
     """Return the law's log density at each row under its condition."""
     if not _depends_on_condition(measure, condition):
         return measure.log_density(x)

@@ -45,7 +45,11 @@ class Wiring(eqx.Module):
         for j, kind in enumerate(units.kinds):
             kind = kind.others if isinstance(kind, Atom) else kind
             lattice = isinstance(kind, Integer) and units.whole
-            family = Integer if lattice else next((k for k in (Category, Periodic, Positive) if isinstance(kind, k)), Real)
+            family = (
+                Integer
+                if lattice
+                else next((k for k in (Category, Periodic, Positive) if isinstance(kind, k)), Real)
+            )
             groups.setdefault((family, len(kind.levels) if isinstance(kind, Category) else 0), []).append(j)
         families = [_family(kind, count, columns, z, support) for (kind, count), columns in groups.items()]
         atoms = tuple(j for j, kind in enumerate(units.kinds) if isinstance(kind, Atom))
@@ -65,9 +69,9 @@ class Wiring(eqx.Module):
     @property
     def output_owners(self) -> np.ndarray:
         """Return the column that each output of the network is about."""
-        return np.concatenate([*(np.repeat(family.columns, family.outputs) for family in self.families), self.atoms]).astype(
-            int
-        )
+        return np.concatenate(
+            [*(np.repeat(family.columns, family.outputs) for family in self.families), self.atoms]
+        ).astype(int)
 
     @property
     def penalised(self) -> np.ndarray:
@@ -101,11 +105,15 @@ class Wiring(eqx.Module):
         parts, start = [], 0
         for family in self.families:
             width = len(family.columns) * family.outputs
-            parts.append(outputs[:, start : start + width].reshape(len(outputs), len(family.columns), family.outputs))
+            parts.append(
+                outputs[:, start : start + width].reshape(len(outputs), len(family.columns), family.outputs)
+            )
             start += width
         return [*parts, outputs[:, start:]]
 
-    def log_densities(self, outputs: Float[AnyArray, "n o"], z: Float[AnyArray, "n d"], cells: int) -> Float[AnyArray, "n d"]:
+    def log_densities(
+        self, outputs: Float[AnyArray, "n o"], z: Float[AnyArray, "n d"], cells: int
+    ) -> Float[AnyArray, "n d"]:
         """Return the log density of every cell; 0 of a missing one."""
         xp, (*told, logits) = z.__array_namespace__(), self.told(outputs)
         there = xp.isfinite(z)
@@ -134,9 +142,15 @@ class Wiring(eqx.Module):
 
     def place(self, column: int) -> tuple[int, int]:
         """Return the family of a column, and its place there."""
-        return next((f, family.columns.index(column)) for f, family in enumerate(self.families) if column in family.columns)
+        return next(
+            (f, family.columns.index(column))
+            for f, family in enumerate(self.families)
+            if column in family.columns
+        )
 
-    def drawn(self, told: list[np.ndarray], column: int, cells: int, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def drawn(
+        self, told: list[np.ndarray], column: int, cells: int, levels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return values of one column at these levels, an atom first, and their log density as drawn."""
         f, place = self.place(column)
         if column not in self.atoms:
@@ -144,7 +158,9 @@ class Wiring(eqx.Module):
         logit = told[-1][:, self.atoms.index(column)]
         chance = expit(logit)
         within = np.clip((levels - chance) / np.maximum(1.0 - chance, np.finfo(np.float32).tiny), 0.0, 1.0)
-        value, log_density = self.families[f].drawn(told[f][:, place], place, cells, within.astype(told[f].dtype))
+        value, log_density = self.families[f].drawn(
+            told[f][:, place], place, cells, within.astype(told[f].dtype)
+        )
         there = levels < chance
         log_density = np.where(there, -np.logaddexp(0.0, -logit), log_density - np.logaddexp(0.0, logit))
         return np.where(there, np.inf, value), log_density
@@ -169,15 +185,23 @@ class Wiring(eqx.Module):
         if atom is None:
             return points, levels
         chance = expit(told[-1][:, self.atoms.index(column), None])
-        at = np.array([np.interp(atom, p, q) for p, q in zip(points, levels, strict=True)])[:, None] * (1.0 - chance)
+        at = np.array([np.interp(atom, p, q) for p, q in zip(points, levels, strict=True)])[:, None] * (
+            1.0 - chance
+        )
         points = np.concatenate([points, np.full((len(points), 2), atom)], axis=1)
-        levels = np.concatenate([levels * (1.0 - chance) + chance * (points[:, :-2] > atom), at, at + chance], axis=1)
+        levels = np.concatenate(
+            [levels * (1.0 - chance) + chance * (points[:, :-2] > atom), at, at + chance], axis=1
+        )
         order = np.lexsort((levels, points), axis=1)
         return np.take_along_axis(points, order, axis=1), np.take_along_axis(levels, order, axis=1)
 
 
 def _family(
-    kind: type[AbstractKind], labels: int, columns: list[int], z: Float[np.ndarray, "n d"], support: Float[np.ndarray, "2 d"]
+    kind: type[AbstractKind],
+    labels: int,
+    columns: list[int],
+    z: Float[np.ndarray, "n d"],
+    support: Float[np.ndarray, "2 d"],
 ) -> AbstractFamily:
     """Return the links of columns of one kind."""
     if kind is Category:
@@ -196,7 +220,9 @@ class Embedding(Units):
     wiring: Wiring = eqx.field(static=True, default=Wiring(()))
 
     @staticmethod
-    def fitted(values: np.ndarray, kinds: tuple[AbstractKind, ...], *, weight: np.ndarray | None = None) -> "Embedding":
+    def fitted(
+        values: np.ndarray, kinds: tuple[AbstractKind, ...], *, weight: np.ndarray | None = None
+    ) -> "Embedding":
         """Return the embedding of these columns; whole numbers are numbers here."""
         units = Units.of(values, kinds, whole=False, power=True, weight=weight)
         fields = {field.name: getattr(units, field.name) for field in dataclasses.fields(units)}
@@ -280,7 +306,12 @@ class MixedChain(AbstractChain):
 
     @property
     def integrated(self) -> list[int]:
-        return [column for family in self.wiring.families for column in family.columns if isinstance(family, Lines | Circles)]
+        return [
+            column
+            for family in self.wiring.families
+            for column in family.columns
+            if isinstance(family, Lines | Circles)
+        ]
 
     @property
     def cells(self) -> int:
@@ -296,7 +327,9 @@ class MixedChain(AbstractChain):
         inputs = xp.concatenate([np.zeros(p, int), places[owners] + 1])
         degrees, links = _degrees(p, self.dim, self.first.shape[1]), places[self.wiring.output_owners]
         sees = lambda low, high: (low[:, None] <= high[None]).astype(np.float32)
-        return Sight(degrees, sees(inputs, degrees), sees(degrees, degrees), sees(degrees, links), sees(inputs, links))
+        return Sight(
+            degrees, sees(inputs, degrees), sees(degrees, degrees), sees(degrees, links), sees(inputs, links)
+        )
 
     def outputs(self, rows: Float[AnyArray, "n a"], thin: Callable = keep_all) -> Float[AnyArray, "n o"]:
         """Return what all links are told under rows of condition and embedded columns."""

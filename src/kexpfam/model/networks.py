@@ -110,7 +110,9 @@ class AbstractTransport(eqx.Module):
     """A map from noise to points, applied to a batch."""
 
     @abc.abstractmethod
-    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def __call__(
+        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    ) -> Float[Array, "b d"]:
         """Return the point that each row of noise is carried to."""
 
 
@@ -124,7 +126,9 @@ class Residual(AbstractTransport):
         """Return the identity; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
-    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def __call__(
+        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    ) -> Float[Array, "b d"]:
         return noise + self.network(noise, condition)
 
 
@@ -134,18 +138,24 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Free":
+    def draw(
+        cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any
+    ) -> "Free":
         """Return a random map; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 
-    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def __call__(
+        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    ) -> Float[Array, "b d"]:
         return self.network(noise, condition)
 
 
 class Identity(AbstractTransport):
     """Noise as it is: the sampler is its reference measure."""
 
-    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def __call__(
+        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    ) -> Float[Array, "b d"]:
         return noise
 
 
@@ -155,5 +165,7 @@ class Given(AbstractTransport):
     transport: AbstractTransport
     condition: Float[AnyArray, " p"]
 
-    def __call__(self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def __call__(
+        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
+    ) -> Float[Array, "b d"]:
         return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))

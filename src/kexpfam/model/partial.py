@@ -81,13 +81,20 @@ def _completed(density: Any, values: np.ndarray, count: int, key: Key[Array, ""]
 def _(density: LearnedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
     """Return completions by every member, equally many; columns that a member has first are known exactly."""
     each, z = -(-count // len(density)), density.scaling.to_model(values)
-    known, streams = np.repeat(z, each, axis=0), np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
+    known, streams = (
+        np.repeat(z, each, axis=0),
+        np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density)),
+    )
     nothing = np.zeros((len(known), 0))
     draw = lambda member, k: member.sample(nothing, cells=member.cells, rng=streams[k], known=known)
     found = density._of_members(draw)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
-    weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1).reshape(len(values), -1)
-    rows = density.scaling.to_data(targets.reshape(-1, values.shape[1])).reshape(len(values), -1, values.shape[1])
+    weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1).reshape(
+        len(values), -1
+    )
+    rows = density.scaling.to_data(targets.reshape(-1, values.shape[1])).reshape(
+        len(values), -1, values.shape[1]
+    )
     weights += _known_jacobian(density.scaling, values)[:, None]
     return Completions(_kept(rows, values), weights, len(density))
 
@@ -111,7 +118,9 @@ def _(density: Density, values: np.ndarray, count: int, key: Key[Array, ""]) -> 
     data = density.scaling.to_data(flat)
     log_ratio = density.log_density(data) - density.scaling.log_jacobian(data) - base.log_densities(flat)
     weights = log_ratio.reshape(len(values), count) + log_known[:, None]
-    return Completions(_kept(data.reshape(rows.shape), values), weights + _known_jacobian(density.scaling, values)[:, None])
+    return Completions(
+        _kept(data.reshape(rows.shape), values), weights + _known_jacobian(density.scaling, values)[:, None]
+    )
 
 
 @_completed.register
@@ -121,12 +130,17 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Co
     each = -(-count // len(density.parts))
     found = [_completed(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
     total = sum(one.log_weights.shape[1] for one in found)
-    scale = [np.log(weight * total / one.log_weights.shape[1]) for weight, one in zip(density.weights, found, strict=True)]
+    scale = [
+        np.log(weight * total / one.log_weights.shape[1])
+        for weight, one in zip(density.weights, found, strict=True)
+    ]
     weights = [one.log_weights + own for one, own in zip(found, scale, strict=True)]
     return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
 
 
-def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
+def _by_law(
+    law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return completions by a law that knows its conditionals, (n, count, d), and the log density of the known parts."""
     rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
     for k, (own, dims) in enumerate(patterns(z)):
@@ -140,7 +154,10 @@ def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]
                 rows[own], log_known[own] = values.reshape(len(own), count, -1), law.log_densities(z[own])
                 continue
             found = np.asarray(law.completed(dims, jnp.asarray(values), key=jr.fold_in(key, k)))
-        rows[own], log_known[own] = found.reshape(len(own), count, -1), law.marginal(dims).log_densities(known)
+        rows[own], log_known[own] = (
+            found.reshape(len(own), count, -1),
+            law.marginal(dims).log_densities(known),
+        )
     return rows, log_known
 
 

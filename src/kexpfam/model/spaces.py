@@ -53,7 +53,9 @@ class AbstractSpan(eqx.Module):
     def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         """Return the features of each row."""
 
-    def evaluate(self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]) -> Float[AnyArray, " b"]:
+    def evaluate(
+        self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
+    ) -> Float[AnyArray, " b"]:
         """Return the function with these weights at each row."""
         return self.features(points) @ weights
 
@@ -102,7 +104,12 @@ class KernelSpan(AbstractSpan):
 
     @classmethod
     def build(
-        cls, kernel: AbstractKernel, centres: AnyArray, *, rank: int | None = None, floor: float = EIGENVALUE_FLOOR
+        cls,
+        kernel: AbstractKernel,
+        centres: AnyArray,
+        *,
+        rank: int | None = None,
+        floor: float = EIGENVALUE_FLOOR,
     ) -> "KernelSpan":
         """Return the span of the centres, without directions that rounding would make."""
         centres = np.ascontiguousarray(centres, float)
@@ -121,9 +128,13 @@ class KernelSpan(AbstractSpan):
     def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
         return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ self.whitening
 
-    def evaluate(self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]) -> Float[AnyArray, " b"]:
+    def evaluate(
+        self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
+    ) -> Float[AnyArray, " b"]:
         # Folding the whitening into the weights makes one row cost m instead of m * r.
-        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (self.whitening @ weights)
+        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (
+            self.whitening @ weights
+        )
 
     def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
         if not isinstance(self.kernel, AbstractStationary):
@@ -174,7 +185,9 @@ class RandomFeatures(AbstractSpan):
     frequencies: Float[AnyArray, "r d"]
 
     @classmethod
-    def draw(cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]) -> "RandomFeatures":
+    def draw(
+        cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]
+    ) -> "RandomFeatures":
         """Return ``2 * count`` features of the kernel."""
         return cls(np.asarray(kernel.frequencies(count, dim, key=key)))
 
@@ -197,10 +210,16 @@ class NetworkSpan(AbstractSpan):
     body: eqx.nn.MLP
 
     @classmethod
-    def draw(cls, dim: int, *, width: int, depth: int, activation: str = "silu", key: Key[Array, ""]) -> "NetworkSpan":
+    def draw(
+        cls, dim: int, *, width: int, depth: int, activation: str = "silu", key: Key[Array, ""]
+    ) -> "NetworkSpan":
         """Return the features of a random network with ``depth`` hidden layers."""
         function = ACTIVATIONS[activation]
-        return cls(eqx.nn.MLP(dim, width, width, depth - 1, function, function, dtype=jnp.result_type(float), key=key))
+        return cls(
+            eqx.nn.MLP(
+                dim, width, width, depth - 1, function, function, dtype=jnp.result_type(float), key=key
+            )
+        )
 
     @property
     def size(self) -> int:
@@ -214,7 +233,9 @@ class AbstractFunctionSpace(eqx.Module):
     """A space of functions f with a norm, each f held as whatever the space knows how to evaluate."""
 
     @abc.abstractmethod
-    def evaluate(self, f: Any, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> Float[AnyArray, " b"]:
+    def evaluate(
+        self, f: Any, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
+    ) -> Float[AnyArray, " b"]:
         """Return f at each row."""
 
     @abc.abstractmethod
@@ -240,7 +261,9 @@ class FeatureSpace(AbstractFunctionSpace):
     target: AbstractSpan
 
     @classmethod
-    def of_kernels(cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample) -> "FeatureSpace":
+    def of_kernels(
+        cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample
+    ) -> "FeatureSpace":
         """Return the whole product space of the centres."""
         target = KernelSpan.build(kernel, centres.target)
         if not centres.conditional:
@@ -252,12 +275,17 @@ class FeatureSpace(AbstractFunctionSpace):
         """Return the number of features."""
         return self.condition.size * self.target.size
 
-    def features(self, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> Float[AnyArray, "b r"]:
+    def features(
+        self, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
+    ) -> Float[AnyArray, "b r"]:
         """Return the features of each row."""
         return outer_features(self.condition.features(condition), self.target.features(target))
 
     def evaluate(
-        self, weights: Float[AnyArray, " r"], target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
+        self,
+        weights: Float[AnyArray, " r"],
+        target: Float[AnyArray, "b d"],
+        condition: Float[AnyArray, "b p"],
     ) -> Float[AnyArray, " b"]:
         """Return f at each row."""
         if isinstance(self.condition, Constant):
@@ -278,7 +306,9 @@ class FeatureSpace(AbstractFunctionSpace):
         # Here k(x, .) is the function whose weights are the features of x.
         return shrinkage * f + coefficients @ self.features(target, condition)
 
-    def coefficients(self, weights: Float[AnyArray, " r"], condition: Float[AnyArray, "b p"]) -> Float[AnyArray, "b s"]:
+    def coefficients(
+        self, weights: Float[AnyArray, " r"], condition: Float[AnyArray, "b p"]
+    ) -> Float[AnyArray, "b s"]:
         """Return the weights of the target's features under each condition: f(. | x) as a function of the target alone."""
         return self.condition.features(condition) @ weights.reshape(self.condition.size, self.target.size)
 
@@ -291,7 +321,11 @@ class FeatureSpace(AbstractFunctionSpace):
     def matrix(self, target: AnyArray, condition: AnyArray) -> np.ndarray:
         """Return the features of many rows as a NumPy matrix."""
         psi = self.target.matrix(target)
-        return psi if isinstance(self.condition, Constant) else outer_features(self.condition.matrix(condition), psi)
+        return (
+            psi
+            if isinstance(self.condition, Constant)
+            else outer_features(self.condition.matrix(condition), psi)
+        )
 
 
 def outer_features(phi: Float[AnyArray, "b p"], psi: Float[AnyArray, "b s"]) -> Float[AnyArray, "b r"]:
@@ -315,7 +349,9 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_P
     arrays = tuple(np.asarray(array) for array in arrays)
     starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
     with double_precision():
-        return np.concatenate([np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts])
+        return np.concatenate(
+            [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
+        )
 
 
 def _summed(compute: Callable, points: AnyArray, counts: np.ndarray | None) -> np.ndarray:

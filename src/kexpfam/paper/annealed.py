@@ -52,7 +52,12 @@ class AnnealedLikelihood(Solver):
         check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f, the best sampler at hand, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Annealing(), delay=5.0, memory=8.0))

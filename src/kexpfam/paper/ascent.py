@@ -52,7 +52,9 @@ class AscentProblem(eqx.Module):
         mean = jnp.asarray(weighted_mean(space.matrix(sample.target, sample.condition), sample.weight))
         penalty = jnp.asarray(problem.rkhs_penalty, mean.dtype)
         weight = None if sample.weight is None else jnp.asarray(sample.weight)
-        return AscentProblem(jnp.asarray(sample.target), mean, space, problem.base, problem.proposal, penalty, weight)
+        return AscentProblem(
+            jnp.asarray(sample.target), mean, space, problem.base, problem.proposal, penalty, weight
+        )
 
     def tilt(self, weights: Float[Array, " r"]) -> Tilt:
         """Return the unnormalised density of f with these weights."""
@@ -158,16 +160,22 @@ def ascend(problem: Problem, solver: Any, ascent: Any, *, key: Key[Array, ""], *
     init_key, run_key, nodes_key, sampler_key, judge_key = jr.split(key, 5)
     posed = AscentProblem.of(problem)
     state = ascent.init(posed, jnp.zeros(problem.space.size), key=init_key)
-    outcome = run(posed, ascent, state, steps=solver.steps, key=run_key, stage="likelihood", chunk=CHUNK, **watchers)
+    outcome = run(
+        posed, ascent, state, steps=solver.steps, key=run_key, stage="likelihood", chunk=CHUNK, **watchers
+    )
     tilt = problem.tilt(ascent.answer(outcome.state).f_weights)
     sampler = best_sampler(problem, tilt, problem.nodes(key=nodes_key), solver.distillation, key=sampler_key)
     gap = shortfall(problem, tilt, sampler.reference, JUDGING_DRAWS, key=judge_key)
     optimal = gap.value < OPTIMAL_SHORTFALL and gap.noise < MOST_NOISE
     status = Status.CONVERGED if outcome.status is Status.RAN_ALL_STEPS and optimal else outcome.status
-    return Solution(tilt, sampler, status, outcome.trace, {"shortfall": gap.value, "shortfall_noise": gap.noise})
+    return Solution(
+        tilt, sampler, status, outcome.trace, {"shortfall": gap.value, "shortfall_noise": gap.noise}
+    )
 
 
-def _moments(features: Float[AnyArray, "b r"], weights: Float[Array, " b"]) -> tuple[Float[Array, " r"], Float[Array, "r r"]]:
+def _moments(
+    features: Float[AnyArray, "b r"], weights: Float[Array, " b"]
+) -> tuple[Float[Array, " r"], Float[Array, "r r"]]:
     """Return the weighted mean and covariance of features."""
     mean = weights @ features
     centred = features - mean

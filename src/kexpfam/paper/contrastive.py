@@ -46,7 +46,9 @@ class Chains(AbstractDrawing):
         check_at_least(self, 1, "count", "transitions")
 
     def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> ChainStates:
-        return ChainStates(self._rows(problem, key), jnp.log(jnp.asarray(FIRST_STEP_SIZE, problem.mean_feature.dtype)))
+        return ChainStates(
+            self._rows(problem, key), jnp.log(jnp.asarray(FIRST_STEP_SIZE, problem.mean_feature.dtype))
+        )
 
     def draw(self, problem: AscentProblem, tilt: Tilt, drawing: ChainStates, *, key: Key[Array, ""]) -> Drawn:
         start_key, move_key = jr.split(key)
@@ -59,14 +61,26 @@ class Chains(AbstractDrawing):
             states = hmc_start(tilt, positions, condition)
             states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), hmc_key)
             acceptance = jnp.mean(info.acceptance_rate)
-            positions = jump(tilt, problem.proposal, states.position, jump_key) if self.jumps else states.position
-            return (positions, log_size + ADAPTATION * (acceptance - TARGET_ACCEPTANCE)), (positions, acceptance)
+            positions = (
+                jump(tilt, problem.proposal, states.position, jump_key) if self.jumps else states.position
+            )
+            return (positions, log_size + ADAPTATION * (acceptance - TARGET_ACCEPTANCE)), (
+                positions,
+                acceptance,
+            )
 
         start = (positions, drawing.log_step_size)
-        (positions, log_size), (path, acceptance) = jax.lax.scan(transition, start, jr.split(move_key, self.transitions))
+        (positions, log_size), (path, acceptance) = jax.lax.scan(
+            transition, start, jr.split(move_key, self.transitions)
+        )
         # The way there counts as well as its end, unless it starts at data that the model has not yet changed.
         draws = path.reshape(-1, positions.shape[1]) if self.persistent else positions
-        return Drawn(ChainStates(positions, log_size), draws, jnp.full(len(draws), 1.0 / len(draws)), jnp.mean(acceptance))
+        return Drawn(
+            ChainStates(positions, log_size),
+            draws,
+            jnp.full(len(draws), 1.0 / len(draws)),
+            jnp.mean(acceptance),
+        )
 
     def _rows(self, problem: AscentProblem, key: Key[Array, ""]) -> Float[Array, "b d"]:
         return problem.data[Sample.unconditional(problem.data, problem.weight).drawn(self.count, key=key)]
@@ -93,7 +107,12 @@ class ContrastiveDivergence(Solver):
         check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f, the best sampler at hand, and the trace of the steps."""
         ascent = self.ascent or Averaged(NaturalAscent(Chains(persistent=self.persistent)))

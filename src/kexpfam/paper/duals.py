@@ -175,11 +175,15 @@ class Leapfrog(eqx.Module):
     tilt: Tilt
     log_sizes: Float[Array, "l d"]
 
-    def __call__(self, x: Float[Array, "b d"], v: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+    def __call__(
+        self, x: Float[Array, "b d"], v: Float[Array, "b d"]
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
         """Return position and momentum at the end."""
         return self._carry(x, v, jnp.exp(self.log_sizes))
 
-    def back(self, x: Float[Array, "b d"], v: Float[Array, "b d"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+    def back(
+        self, x: Float[Array, "b d"], v: Float[Array, "b d"]
+    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
         """Return where position and momentum came from: the same steps, last one first, with the momentum reversed."""
         x, v = self._carry(x, -v, jnp.exp(self.log_sizes[::-1]))
         return x, -v
@@ -198,7 +202,9 @@ class Leapfrog(eqx.Module):
     def _force(self, x: Float[Array, "b d"]) -> Float[Array, "b d"]:
         def log_unnormalised(x: Float[Array, "b d"]) -> Float[Array, ""]:
             inside = self.tilt.base.fold(x)
-            return jnp.sum(self.tilt.f(inside, jnp.zeros((x.shape[0], 0))) + self.tilt.base.log_density(inside))
+            return jnp.sum(
+                self.tilt.f(inside, jnp.zeros((x.shape[0], 0))) + self.tilt.base.log_density(inside)
+            )
 
         return jax.grad(log_unnormalised)(x)
 

@@ -18,7 +18,16 @@ from kexpfam.fit.dde import begin, finish, pose
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run, scan, stepped
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
-from kexpfam.fit.saddle import Batch, Point, SaddleProblem, carry, draw_batch, evaluate_nu, player_gradient, saddle_terms
+from kexpfam.fit.saddle import (
+    Batch,
+    Point,
+    SaddleProblem,
+    carry,
+    draw_batch,
+    evaluate_nu,
+    player_gradient,
+    saddle_terms,
+)
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.networks import Residual
 from kexpfam.model.spaces import Constant, FeatureSpace
@@ -75,7 +84,9 @@ class FunctionalAscent(eqx.Module):
         """Return the players that are kept: the last ones, as printed."""
         return state.point
 
-    def step(self, problem: SaddleProblem, state: AscentState, *, key: Key[Array, ""]) -> tuple[AscentState, AscentHealth]:
+    def step(
+        self, problem: SaddleProblem, state: AscentState, *, key: Key[Array, ""]
+    ) -> tuple[AscentState, AscentHealth]:
         """Return the state after ``ascents`` steps of f and nu and one step of the transport."""
         draw = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
         batches = draw(jr.split(key, self.ascents + 1))
@@ -89,10 +100,14 @@ class FunctionalAscent(eqx.Module):
         stride = stride * jnp.minimum(1.0, self.clip / jnp.maximum(optax.tree.norm(gradient), 1e-12))
         point = eqx.tree_at(lambda p: p.transport, point, stepped(point.transport, gradient, -stride))
         terms = saddle_terms(point, problem, last)
-        return AscentState(point, state.step + 1), AscentHealth(terms.data_fit, terms.model_fit, terms.kl_dual)
+        return AscentState(point, state.step + 1), AscentHealth(
+            terms.data_fit, terms.model_fit, terms.kl_dual
+        )
 
 
-def climbed(problem: SaddleProblem, point: Point, batch: Batch, rate: Float[Array, ""], *, nu_speed: ScalarLike = 1.0) -> Point:
+def climbed(
+    problem: SaddleProblem, point: Point, batch: Batch, rate: Float[Array, ""], *, nu_speed: ScalarLike = 1.0
+) -> Point:
     r"""Return the players after one stochastic functional gradient step of f and nu.
 
     .. math::
@@ -116,7 +131,9 @@ def climbed(problem: SaddleProblem, point: Point, batch: Batch, rate: Float[Arra
 # Next to the solution steps are small. From f = 0, f must be slow enough for the sampler to follow, and nu fast enough to hold
 # the sampler back: with the paper's single step size f runs ahead of the sampler and does not return.
 WARM = FunctionalAscent()
-COLD = FunctionalAscent(rate=0.03, nu_speed=30.0, transport_rate=0.1, horizon=10_000.0, batch_size=32, ascents=2)
+COLD = FunctionalAscent(
+    rate=0.03, nu_speed=30.0, transport_rate=0.1, horizon=10_000.0, batch_size=32, ascents=2
+)
 # All steps together cost as much as the square of their number.
 WARM_STEPS, COLD_STEPS = 50, 500
 
@@ -165,13 +182,20 @@ class FunctionalGradient(Solver):
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
         span, ascent = kernel_span(problem), self._ascent
         space = Expansions(span.kernel)
-        weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=start_key)
+        weights, reference = begin(
+            problem, warm_start=self.warm_start, distillation=self.distillation, key=start_key
+        )
         empty = jnp.zeros((0, problem.sample.target.shape[1])), jnp.zeros(0)
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
         f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
@@ -198,7 +222,9 @@ class FunctionalGradient(Solver):
         grown = 2 * self._ascent.batch_size * self._ascent.ascents * max(self._steps, 1)
         return grown if self.budget is None else min(self.budget, grown)
 
-    def _projected(self, problem: Problem, space: Expansions, f: Expansion, *, seed: int) -> tuple[Problem, np.ndarray, float]:
+    def _projected(
+        self, problem: Problem, space: Expansions, f: Expansion, *, seed: int
+    ) -> tuple[Problem, np.ndarray, float]:
         """Return the problem on some of f's centres, f's weights there, and how far they are from f at the data."""
         span, weights = space.projected(f, most=self.centres, seed=seed)
         found, data = problem.within(FeatureSpace(Constant(), span)), np.asarray(problem.sample.target)

@@ -91,16 +91,22 @@ class Learning(eqx.Module):
         """Return the start at a given function."""
         return LearningState(f, optimiser().init(eqx.filter(f, eqx.is_inexact_array)), jnp.array(0))
 
-    def step(self, evidence: Evidence, state: LearningState, *, key: Key[Array, ""]) -> tuple[LearningState, LearningHealth]:
+    def step(
+        self, evidence: Evidence, state: LearningState, *, key: Key[Array, ""]
+    ) -> tuple[LearningState, LearningHealth]:
         """Return the state after one step on a batch."""
         row_key, node_key = jr.split(key)
-        rows = evidence.data[Sample.unconditional(evidence.data, evidence.weight).drawn(self.batch_size, key=row_key)]
+        rows = evidence.data[
+            Sample.unconditional(evidence.data, evidence.weight).drawn(self.batch_size, key=row_key)
+        ]
         chosen = jr.randint(node_key, (self.nodes_per_batch,), 0, evidence.points.shape[0])
         share = np.log(evidence.points.shape[0] / self.nodes_per_batch)
 
         def cost(f: Linear) -> Float[Array, ""]:
             partition = logsumexp(f(evidence.points[chosen]) + evidence.log_weights[chosen]) + share
-            squares = sum(jnp.sum(part**2) for part in jax.tree.leaves(eqx.filter(f.span, eqx.is_inexact_array)))
+            squares = sum(
+                jnp.sum(part**2) for part in jax.tree.leaves(eqx.filter(f.span, eqx.is_inexact_array))
+            )
             penalty = 0.5 * evidence.rkhs_penalty * jnp.sum(f.weights**2) + 0.5 * self.decay * squares
             return partition - jnp.mean(f(rows)) + penalty
 
@@ -122,7 +128,13 @@ class Learned(NamedTuple):
 
 
 def learn(
-    problem: Problem, span: AbstractSpan, learning: Learning, *, steps: int, key: Key[Array, ""], report: Listener | None
+    problem: Problem,
+    span: AbstractSpan,
+    learning: Learning,
+    *,
+    steps: int,
+    key: Key[Array, ""],
+    report: Listener | None,
 ) -> Learned:
     """Return the features after as many steps as help rows that did not take part.
 
@@ -132,11 +144,20 @@ def learn(
     draws_key, nodes_key, check_key, seed_key, run_key = jr.split(key, 5)
     # Batches are taken from draws, which are where the mass is; of a grid most cells are next to empty.
     draws = importance_nodes(problem.base, problem.proposal, problem.integration.draws, key=draws_key)
-    nodes, check = problem.nodes(key=nodes_key), problem.nodes(fineness=problem.integration.finer, key=check_key)
-    training, held_out = (problem.sample.rows(rows) for rows in held_out_split(len(problem.sample), seed=seed_from(seed_key)))
+    nodes, check = (
+        problem.nodes(key=nodes_key),
+        problem.nodes(fineness=problem.integration.finer, key=check_key),
+    )
+    training, held_out = (
+        problem.sample.rows(rows) for rows in held_out_split(len(problem.sample), seed=seed_from(seed_key))
+    )
     part = dataclasses.replace(problem, sample=training)
     scores = lambda state: np.asarray(held_out_score(part, state.f.span, nodes, held_out, check))
-    options: dict[str, Any] = {"key": run_key, "chunk": max(1, -(-steps // learning.stages)), "report": report}
+    options: dict[str, Any] = {
+        "key": run_key,
+        "chunk": max(1, -(-steps // learning.stages)),
+        "report": report,
+    }
     first = _learned(part, span, learning, draws, steps=steps, watch=scores, **options)
     best = max(first.watched, key=lambda step: float(first.watched[step]))
     gain = float(first.watched[best] - first.watched["0"])
@@ -145,7 +166,9 @@ def learn(
     return Learned(_learned(problem, span, learning, draws, steps=int(best), **options), gain, first.trace)
 
 
-def held_out_score(problem: Problem, span: AbstractSpan, nodes: Nodes, held_out: Sample, check: Nodes) -> float:
+def held_out_score(
+    problem: Problem, span: AbstractSpan, nodes: Nodes, held_out: Sample, check: Nodes
+) -> float:
     """Return the mean of ``f - log Z`` over held-out rows, with f at its optimum in the span for the problem's own rows."""
     problem = within(problem, span)
     tilt = problem.tilt(_optimum(problem, nodes).weights)
@@ -182,7 +205,10 @@ def solve_in_learned(
     learn_key, nodes_key, check_key, sampler_key = jr.split(key, 4)
     learned = learn(problem, span, solver.learning, steps=solver.steps, key=learn_key, report=report)
     problem = within(problem, learned.run.state.f.span)
-    nodes, check = problem.nodes(key=nodes_key), problem.nodes(fineness=problem.integration.finer, key=check_key)
+    nodes, check = (
+        problem.nodes(key=nodes_key),
+        problem.nodes(fineness=problem.integration.finer, key=check_key),
+    )
     optimum = _optimum(problem, nodes)
     tilt = problem.tilt(optimum.weights)
     facts = {
@@ -216,7 +242,12 @@ class AdaptedFeatures(Solver):
         check_at_least(self, 1, "count", "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f in the space of the adapted features, and a sampler."""
         draw_key, solve_key = jr.split(key)
@@ -247,10 +278,17 @@ class DeepNetwork(Solver):
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f in the space of the last hidden layer, and a sampler."""
         draw_key, solve_key = jr.split(key)
         shape = {"width": self.width, "depth": self.depth}
-        span = NetworkSpan.draw(problem.sample.target.shape[1], **shape, activation=self.activation, key=draw_key)
+        span = NetworkSpan.draw(
+            problem.sample.target.shape[1], **shape, activation=self.activation, key=draw_key
+        )
         return solve_in_learned(problem, span, self, key=solve_key, report=report)

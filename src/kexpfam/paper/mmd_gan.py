@@ -123,13 +123,20 @@ class MMDGAN(Solver):
     def __check_init__(self) -> None:
         check_family(self.family)
         if self.family == "dynamics":
-            raise ValueError("family='dynamics' follows f, and here f is in closed form: use SinglyDual(family='dynamics').")
+            raise ValueError(
+                "family='dynamics' follows f, and here f is in closed form: use SinglyDual(family='dynamics')."
+            )
         if self.learn not in LEARNED:
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
         check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f in the space of the kernel at the end, and the trained dual as the sampler."""
         start_key, kernel_key, run_key, end_key = jr.split(key, 4)
@@ -168,7 +175,9 @@ class MMDGAN(Solver):
             halves = [players.dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
             terms = regularised_mmd(problem, held(players.kernel), *halves)
             discrepancy = regularised_mmd(problem, players.kernel, *held(halves)).mmd
-            return terms.value - (discrepancy - _own_pairs(problem, players.kernel)) if self._learns else terms.value, terms
+            return terms.value - (
+                discrepancy - _own_pairs(problem, players.kernel)
+            ) if self._learns else terms.value, terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
         updates, dual_moments = dual_optimiser().update(gradient.dual, state.dual_moments)
@@ -190,7 +199,9 @@ def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, "
 def witness(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]) -> np.ndarray:
     """Return the weights of ``(data mean - q mean) / eta``, with q's mean as a sum over nodes."""
     nodes = problem.nodes(key=key)
-    masses = np.exp(nodes.log_weights + dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points))
+    masses = np.exp(
+        nodes.log_weights + dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points)
+    )
     q_mean = (masses / masses.sum()) @ problem.space.target.node_matrix(nodes)
     data_mean = weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight)
     return (data_mean - q_mean) / problem.rkhs_penalty

@@ -53,15 +53,26 @@ class MomentMatching(Solver):
         return True
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return the f of the matched distribution, and the cells of its density as the sampler."""
         require_grid(self, problem)
         nodes = problem.nodes(key=None)
         posed = likelihood(problem, nodes)
         match = self.match(posed.mean_feature, posed.node_features, nodes.log_weights, problem.rkhs_penalty)
-        status = Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS
-        facts = {"dual_value": match.value, "newton_decrement": match.decrement, "newton_steps": float(match.steps)}
+        status = (
+            Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS
+        )
+        facts = {
+            "dual_value": match.value,
+            "newton_decrement": match.decrement,
+            "newton_steps": float(match.steps),
+        }
         tilt = problem.tilt(match.weights)
         return Solution(tilt, best_sampler(problem, tilt, nodes, Distillation(), key=key), status, {}, facts)
 

@@ -23,7 +23,10 @@ def divergence(base: AbstractMeasure, draws: PathwiseDraws) -> Float[Array, ""]:
 
 
 def singly_dual_terms(
-    f_weights: Float[Array, " r"], problem: SaddleProblem, data_features: Float[Array, " r"], draws: PathwiseDraws
+    f_weights: Float[Array, " r"],
+    problem: SaddleProblem,
+    data_features: Float[Array, " r"],
+    draws: PathwiseDraws,
 ) -> SaddleTerms:
     r"""Return the terms of the saddle function for a q that knows its density, on weighted draws of q.
 

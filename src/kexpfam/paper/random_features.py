@@ -45,13 +45,20 @@ class RandomFeatureGradient(Solver):
             check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""
         features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
         span = spectral_features(problem, self.count, key=features_key)
         problem = problem.within(FeatureSpace(problem.space.condition, span))
-        weights, reference = begin(problem, warm_start=self.warm_start, distillation=self.distillation, key=start_key)
+        weights, reference = begin(
+            problem, warm_start=self.warm_start, distillation=self.distillation, key=start_key
+        )
         ascent, steps = (WARM, WARM_STEPS) if self.warm_start else (COLD, COLD_STEPS)
         ascent, steps = self.ascent or ascent, steps if self.steps is None else self.steps
         posed = pose(problem, reference, problem.space)

@@ -113,12 +113,19 @@ class SinglyDual(Solver):
         check_at_least(self, 0, "steps")
 
     def solve(
-        self, problem: Problem, *, key: Key[Array, ""], report: Listener | None = None, checkpoint: Checkpoint | None = None
+        self,
+        problem: Problem,
+        *,
+        key: Key[Array, ""],
+        report: Listener | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> Solution:
         """Return f, the trained dual as the sampler, and how far apart they are."""
         start_key, response_key, run_key, end_key = jr.split(key, 4)
         dual = begin(problem, self.family, key=start_key)
-        data_features = jnp.asarray(weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight))
+        data_features = jnp.asarray(
+            weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight)
+        )
         response = family_response(problem, dual, key=response_key)
         metric = jnp.linalg.inv(response + problem.rkhs_penalty * jnp.eye(len(response)))
         posed = Posed(pose(problem, problem.base, problem.space), data_features, metric)
@@ -140,7 +147,10 @@ class SinglyDual(Solver):
         cost = lambda dual: self._cost(posed, pair.f_weights, dual, key)
         (_, (newton_step, health)), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(pair.dual)
         updates, moments = dual_optimiser().update(gradient, state.moments)
-        moved = Pair(pair.f_weights + decay * self.f_rate * newton_step, stepped(pair.dual, updates, -decay * self.rate))
+        moved = Pair(
+            pair.f_weights + decay * self.f_rate * newton_step,
+            stepped(pair.dual, updates, -decay * self.rate),
+        )
         kept = averaged(state.averaged, moved, averaging_share(state.step))
         return State(moved, kept, moments, state.step + 1), health
 
@@ -151,13 +161,18 @@ class SinglyDual(Solver):
         tilt = held(Tilt(cast(FeatureSpace, posed.problem.space), f_weights, posed.problem.base))
         dual = dual.following(tilt)
         halves = [dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
-        value = lambda f_weights, draws: singly_dual_terms(f_weights, posed.problem, posed.data_features, draws).value
+        value = lambda f_weights, draws: (
+            singly_dual_terms(f_weights, posed.problem, posed.data_features, draws).value
+        )
         steps = [posed.metric @ jax.lax.stop_gradient(jax.grad(value)(f_weights, draws)) for draws in halves]
         ahead = [f_weights + self.lookahead * step for step in reversed(steps)]
         cost = (value(ahead[0], halves[0]) + value(ahead[1], halves[1])) / 2
         newton_step = (steps[0] + steps[1]) / 2
         terms = singly_dual_terms(f_weights, posed.problem, posed.data_features, halves[0])
-        return cost, (newton_step, Health(terms, approximation_gap(tilt, halves[0]), jnp.linalg.norm(newton_step)))
+        return cost, (
+            newton_step,
+            Health(terms, approximation_gap(tilt, halves[0]), jnp.linalg.norm(newton_step)),
+        )
 
 
 def check_family(family: str | AbstractDual) -> None:
@@ -170,7 +185,9 @@ def begin(problem: Problem, family: str | AbstractDual, *, key: Key[Array, ""]) 
     """Return the dual at its start: the one given, or that of the family's name at the data."""
     if isinstance(family, AbstractDual):
         return family
-    return FAMILIES[family](np.asarray(problem.sample.target), problem.tilt(np.zeros(problem.space.size)), key)
+    return FAMILIES[family](
+        np.asarray(problem.sample.target), problem.tilt(np.zeros(problem.space.size)), key
+    )
 
 
 def dual_optimiser() -> "optax.GradientTransformation":
@@ -219,7 +236,13 @@ def approximation_gap(tilt: Tilt, draws: PathwiseDraws) -> Float[AnyArray, ""]:
 
 
 def finish(
-    problem: Problem, f_weights: AnyArray, dual: AbstractDual, outcome: Run, *, polished: bool, key: Key[Array, ""]
+    problem: Problem,
+    f_weights: AnyArray,
+    dual: AbstractDual,
+    outcome: Run,
+    *,
+    polished: bool,
+    key: Key[Array, ""],
 ) -> Solution:
     """Return the solution: f polished if asked for, the dual as sampler, and the divergences between them."""
     polish_key, nodes_key, judge_key, joint_key = jr.split(key, 4)
@@ -228,12 +251,16 @@ def finish(
     facts["sampler_kl"] = facts["saddle_kl"]
     if polished:
         f_weights, polish_facts = polish(problem, problem.nodes(key=polish_key), f_weights, near=False)
-        facts |= polish_facts | {"sampler_kl": measured_divergence(problem, f_weights, dual, nodes, key=judge_key)}
+        facts |= polish_facts | {
+            "sampler_kl": measured_divergence(problem, f_weights, dual, nodes, key=judge_key)
+        }
     if isinstance(dual, DynamicsDual):
         facts["joint_kl"] = facts["sampler_kl"] + _joint_excess(dual, key=joint_key)
     finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
     status = Status.CONVERGED if finished and is_optimal(facts) else outcome.status
-    return Solution(problem.tilt(f_weights), Sampler(dual, Identity(), problem.base), status, outcome.trace, facts)
+    return Solution(
+        problem.tilt(f_weights), Sampler(dual, Identity(), problem.base), status, outcome.trace, facts
+    )
 
 
 def measured_divergence(
@@ -254,4 +281,7 @@ def _pathwise_draws(dual: AbstractDual, count: int, key: Key[Array, ""]) -> Path
 def _joint_excess(dual: DynamicsDual, *, key: Key[Array, ""]) -> float:
     """Return what the joint KL of positions and momenta has more than that of positions: E[KL(q(v | x) || N(v))]."""
     draws = _pathwise_draws(dual, JUDGED_DRAWS, key)
-    return float(np.asarray(draws.shares) @ (np.asarray(draws.log_density) - dual.log_densities(np.asarray(draws.points))))
+    return float(
+        np.asarray(draws.shares)
+        @ (np.asarray(draws.log_density) - dual.log_densities(np.asarray(draws.points)))
+    )

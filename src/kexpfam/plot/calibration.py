@@ -26,7 +26,9 @@ def plot_calibration(diagnosis: AbstractDiagnosis | Calibration | JointCalibrati
     known = isinstance(diagnosis, Calibration | JointCalibration)
     calibration: Any = diagnosis if known else getattr(diagnosis, "calibration", None)
     if calibration is None:
-        raise ValueError("this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model.")
+        raise ValueError(
+            "this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model."
+        )
     figure, axes = panels(2, width=4.5, height=4.0)
     name, what = calibration.words
     plot_pit(calibration.pit, name=name, ax=axes[0])
@@ -42,7 +44,9 @@ def plot_pit(values: ArrayLike, *, name: str = "PIT", ax: Axes | None = None) ->
     figure, axis = one_panel(ax, width=4.5, height=4.0)
     counts, rows = np.histogram(values, bins=BARS, range=(0.0, 1.0))[0], len(values)
     low, high = simultaneous_limits(rows, np.full(BARS, 1.0 / BARS), cumulative=False)
-    axis.axhspan(low[0], high[0], color=INK, alpha=0.12, linewidth=0, label="95 % of chance, all bars at once")
+    axis.axhspan(
+        low[0], high[0], color=INK, alpha=0.12, linewidth=0, label="95 % of chance, all bars at once"
+    )
     axis.bar((np.arange(BARS) + 0.5) / BARS, counts, width=0.9 / BARS, color=MODEL_COLOUR, alpha=0.6)
     axis.axhline(rows / BARS, color=INK, linewidth=0.8)
     for limit in (low[0], high[0]):

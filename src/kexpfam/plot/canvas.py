@@ -33,7 +33,9 @@ __all__ = [
 # Both can be read on white and on black, and by eyes that do not tell red from green.
 DATA_COLOUR, MODEL_COLOUR = "#d9622b", "#2f7fc1"
 # No density is no colour: the map lies on any page.
-DENSITY_COLOURS = LinearSegmentedColormap.from_list("density", [to_rgba(MODEL_COLOUR, alpha) for alpha in (0.0, 1.0)])
+DENSITY_COLOURS = LinearSegmentedColormap.from_list(
+    "density", [to_rgba(MODEL_COLOUR, alpha) for alpha in (0.0, 1.0)]
+)
 # Axes share a scale unless one is this many times longer than the other.
 MOST_STRETCHED = 3.0
 # More points than this make a cloud black, and a file large.
@@ -74,7 +76,14 @@ def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = Fal
 
 def legend_above(axis: Axes) -> None:
     """Name what is drawn above the panel, where it covers nothing."""
-    axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, frameon=False, borderaxespad=0.0, handlelength=1.4)
+    axis.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=3,
+        frameon=False,
+        borderaxespad=0.0,
+        handlelength=1.4,
+    )
 
 
 def plain_text(axis: Axes) -> None:
@@ -93,7 +102,9 @@ def bare_arrays() -> Iterator[None]:
 
 def feature_names(estimator: Any, count: int) -> list[str]:
     """Return the names of the columns that a model was fitted to: x0, x1, ... where they had none."""
-    return [str(name) for name in getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]]
+    return [
+        str(name) for name in getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]
+    ]
 
 
 def target_names(estimator: Any, count: int) -> list[str]:

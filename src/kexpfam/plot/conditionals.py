@@ -53,7 +53,9 @@ def plot_conditional(
     shown, targets = rows_to_show(estimator, X, y)
     kinds = kinds_of(estimator, trained.shape[1], targets.shape[1])
     if targets.shape[1] > 1:
-        raise ValueError("intervals are for targets of one dimension: use plot_given(estimator.given(x)) for this model.")
+        raise ValueError(
+            "intervals are for targets of one dimension: use plot_given(estimator.given(x)) for this model."
+        )
     if isinstance(kinds.targets[0], Category):
         raise ValueError("labels have no intervals: use plot_targets(estimator) for this model.")
     names = feature_names(estimator, trained.shape[1])
@@ -69,7 +71,16 @@ def plot_conditional(
     if labels is not None:
         points[:, 0] += np.random.default_rng(0).uniform(-0.3, 0.3, len(points))
         name_levels(axis.xaxis, labels)
-    axis.scatter(points[:, 0], points[:, 1], s=8, color=DATA_COLOUR, alpha=0.6, linewidths=0, label="data", rasterized=True)
+    axis.scatter(
+        points[:, 0],
+        points[:, 1],
+        s=8,
+        color=DATA_COLOUR,
+        alpha=0.6,
+        linewidths=0,
+        label="data",
+        rasterized=True,
+    )
     others = " (the other features at their medians)" if trained.shape[1] > 1 else ""
     axis.set_xlabel(names[place] + others)
     axis.set_ylabel(target_names(estimator, 1)[0])
@@ -80,18 +91,27 @@ def plot_conditional(
 
 @bare_arrays()
 def plot_targets(
-    estimator: ConditionalEstimator, X: ArrayLike | None = None, y: ArrayLike | None = None, *, random_state: Seed = 0
+    estimator: ConditionalEstimator,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    *,
+    random_state: Seed = 0,
 ) -> Figure:
     """Return the pairs of several targets: the training data, or those given, and a draw under the condition of each."""
     X, targets = rows_to_show(estimator, X, y)
-    draws, names = drawn(estimator, 1, random_state, X).reshape(targets.shape), target_names(estimator, targets.shape[1])
+    draws, names = (
+        drawn(estimator, 1, random_state, X).reshape(targets.shape),
+        target_names(estimator, targets.shape[1]),
+    )
     levels = [levels_of(kind) for kind in kinds_of(estimator, X.shape[1], targets.shape[1]).targets]
     if len(names) == 1:
         return plot_marginal(targets, draws, name=names[0], levels=levels[0])
     return plot_pairs(targets, draws, names, levels=levels)
 
 
-def plot_given(given: GivenDensity, *, n_samples: int = 1000, random_state: Seed = 0, ax: Axes | None = None) -> Figure:
+def plot_given(
+    given: GivenDensity, *, n_samples: int = 1000, random_state: Seed = 0, ax: Axes | None = None
+) -> Figure:
     """Return the density under one condition with draws of the sampler; the draws alone, if y has two dimensions or more."""
     draws = np.asarray(given.sample(n_samples, random_state=random_state)).reshape(n_samples, -1)
     names = given.target_names or (["y"] if draws.shape[1] == 1 else [f"y{k}" for k in range(draws.shape[1])])
@@ -102,7 +122,9 @@ def plot_given(given: GivenDensity, *, n_samples: int = 1000, random_state: Seed
         axis.set_xlabel(names[0])
     elif draws.shape[1] == 1:
         # A few draws far out would make the rest small.
-        middle = draws[:, 0][np.abs(draws[:, 0] - np.median(draws)) <= FARTHEST * np.subtract(*np.percentile(draws, [75, 25]))]
+        middle = draws[:, 0][
+            np.abs(draws[:, 0] - np.median(draws)) <= FARTHEST * np.subtract(*np.percentile(draws, [75, 25]))
+        ]
         shares = np.full(len(middle), 1.0 / len(draws))
         counts, edges = np.histogram(middle, bins=40, weights=shares)
         axis.stairs(counts / np.diff(edges), edges, color=MODEL_COLOUR, alpha=0.6, label="draws")
@@ -114,11 +136,15 @@ def plot_given(given: GivenDensity, *, n_samples: int = 1000, random_state: Seed
         axis.set_aspect("equal" if comparable(np.ptp(draws[:, :2], axis=0)) else "auto")
         axis.set(xlabel=names[0], ylabel=names[1])
     if given.condition:
-        axis.set_title("given " + ", ".join(f"{name} = {cell(value)}" for name, value in given.condition.items()))
+        axis.set_title(
+            "given " + ", ".join(f"{name} = {cell(value)}" for name, value in given.condition.items())
+        )
     return figure
 
 
-def rows_to_show(estimator: ConditionalEstimator, X: ArrayLike | None, y: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
+def rows_to_show(
+    estimator: ConditionalEstimator, X: ArrayLike | None, y: ArrayLike | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return features and targets, both as columns: those given, or those of the training."""
     if (X is None) != (y is None):
         raise ValueError("give both X and y, or neither to see the training data.")
@@ -149,7 +175,9 @@ def _probabilities(axis: Axes, given: GivenDensity, draws: np.ndarray, labels: l
         name_levels(axis.xaxis, labels)
 
 
-def _bands(axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]) -> None:
+def _bands(
+    axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]
+) -> None:
     shades = np.linspace(0.25, 0.35, len(coverages))
     # The wide intervals lie under the narrow ones.
     for coverage, shade in zip(sorted(coverages, reverse=True), shades, strict=True):
@@ -164,17 +192,30 @@ def _bands(axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, featur
     axis.plot(grid[:, feature], median, color=MODEL_COLOUR, linewidth=2.0, label="median")
 
 
-def _bars(axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]) -> None:
+def _bars(
+    axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]
+) -> None:
     """Draw intervals under each label, the narrow ones over the wide."""
-    for coverage, width in zip(sorted(coverages, reverse=True), (0.35, 0.5, *[0.6] * len(coverages)), strict=False):
+    for coverage, width in zip(
+        sorted(coverages, reverse=True), (0.35, 0.5, *[0.6] * len(coverages)), strict=False
+    ):
         low, high = _interval(estimator, grid, coverage)
-        look: dict[str, Any] = {"color": MODEL_COLOUR, "alpha": 0.25, "width": width, "label": f"{coverage:.0%} interval"}
+        look: dict[str, Any] = {
+            "color": MODEL_COLOUR,
+            "alpha": 0.25,
+            "width": width,
+            "label": f"{coverage:.0%} interval",
+        }
         axis.bar(grid[:, feature], high - low, bottom=low, **look)
     median = np.asarray(estimator.quantile(_cells(estimator, grid), 0.5))
-    axis.plot(grid[:, feature], median, "_", color=MODEL_COLOUR, markersize=24, markeredgewidth=2.5, label="median")
+    axis.plot(
+        grid[:, feature], median, "_", color=MODEL_COLOUR, markersize=24, markeredgewidth=2.5, label="median"
+    )
 
 
-def _interval(estimator: ConditionalEstimator, grid: np.ndarray, coverage: float) -> tuple[np.ndarray, np.ndarray]:
+def _interval(
+    estimator: ConditionalEstimator, grid: np.ndarray, coverage: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of central intervals, repaired ones of a model that was."""
     low, high = np.asarray(estimator.interval(_cells(estimator, grid), coverage)).T
     return low, high

@@ -73,7 +73,9 @@ def plot_density(
     if len(shown) == 2 and numeric:
         return _plot_clouds(rows, draws, names, ax)
     if ax is not None:
-        raise ValueError("pairs of more than two columns need a figure of their own: choose two with dims=, or leave ax alone.")
+        raise ValueError(
+            "pairs of more than two columns need a figure of their own: choose two with dims=, or leave ax alone."
+        )
     return plot_pairs(rows, draws, names, levels=[levels_of(kinds.targets[k]) for k in shown])
 
 
@@ -81,15 +83,25 @@ def line(axis: Axes, density: Any, around: np.ndarray) -> np.ndarray:
     """Draw a density on the line around these values, and return the points where it was evaluated."""
     margin = 0.1 * np.ptp(around)
     points = np.linspace(around.min() - margin, around.max() + margin, LINE_POINTS)[:, None]
-    axis.plot(points[:, 0], np.exp(density.score_samples(points)), color=MODEL_COLOUR, linewidth=2.0, label="density")
+    axis.plot(
+        points[:, 0],
+        np.exp(density.score_samples(points)),
+        color=MODEL_COLOUR,
+        linewidth=2.0,
+        label="density",
+    )
     axis.set_ylabel("density")
     axis.set_ylim(bottom=0.0)
     return points
 
 
-def _plot_line(estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None) -> Figure:
+def _plot_line(
+    estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None
+) -> Figure:
     both = ax is None and _has_potential(estimator)
-    figure, axes = panels(2, width=4.5, height=3.6) if both else _as_list(one_panel(ax, width=4.5, height=3.6))
+    figure, axes = (
+        panels(2, width=4.5, height=3.6) if both else _as_list(one_panel(ax, width=4.5, height=3.6))
+    )
     histogram(axes[0], data[:, 0], draws[:, 0])
     points = line(axes[0], estimator, data)
     legend_above(axes[0])
@@ -102,7 +114,9 @@ def _plot_line(estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[
     return figure
 
 
-def _plot_plane(estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None) -> Figure:
+def _plot_plane(
+    estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None
+) -> Figure:
     low, high = frame(data, draws)
     spans = high - low
     # Bars of colour are as high as the figure: it is made as high as its panels.
@@ -115,7 +129,9 @@ def _plot_plane(estimator: Any, data: np.ndarray, draws: np.ndarray, names: list
     density = np.exp(estimator.score_samples(points)).reshape(grid[0].shape)
     _map(axes[0], grid, density, "density", cmap=DENSITY_COLOURS, vmin=0.0)
     shown = some_rows(data)
-    axes[0].scatter(shown[:, 0], shown[:, 1], s=3, color=DATA_COLOUR, alpha=0.6, linewidths=0, rasterized=True)
+    axes[0].scatter(
+        shown[:, 0], shown[:, 1], s=3, color=DATA_COLOUR, alpha=0.6, linewidths=0, rasterized=True
+    )
     axes[0].set_title("density and data")
     if count == 3:
         f = estimator.potential(points).reshape(grid[0].shape)

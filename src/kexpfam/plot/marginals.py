@@ -59,7 +59,10 @@ def plot_marginal(
 
 def name_levels(axis: XAxis | YAxis, levels: Sequence[str]) -> None:
     """Put the labels of a category, the first few of many, where their codes are."""
-    shown = [level if len(level) <= LONGEST_LABEL else f"{level[: LONGEST_LABEL - 1]}…" for level in levels[:MOST_VALUES]]
+    shown = [
+        level if len(level) <= LONGEST_LABEL else f"{level[: LONGEST_LABEL - 1]}…"
+        for level in levels[:MOST_VALUES]
+    ]
     axis.set_ticks(list(range(len(shown))), shown)
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
@@ -71,7 +74,15 @@ def histogram(axis: Axes, data: np.ndarray, draws: np.ndarray | None = None) -> 
     edges = _edges(data)
     axis.hist(data, bins=edges.tolist(), density=True, color=DATA_COLOUR, alpha=0.35, label="data")
     if draws is not None:
-        axis.hist(draws, bins=edges.tolist(), density=True, histtype="step", color=MODEL_COLOUR, alpha=0.7, label="draws")
+        axis.hist(
+            draws,
+            bins=edges.tolist(),
+            density=True,
+            histtype="step",
+            color=MODEL_COLOUR,
+            alpha=0.7,
+            label="draws",
+        )
     return edges
 
 
@@ -107,9 +118,23 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 def _shares(axis: Axes, values: np.ndarray, distinct: np.ndarray, draws: np.ndarray | None) -> None:
     width = 0.8 * (np.diff(distinct).min() if len(distinct) > 1 else 1.0)
-    axis.bar(distinct, _counts(values, distinct) / len(values), width=width, color=DATA_COLOUR, alpha=0.35, label="data")
+    axis.bar(
+        distinct,
+        _counts(values, distinct) / len(values),
+        width=width,
+        color=DATA_COLOUR,
+        alpha=0.35,
+        label="data",
+    )
     if draws is not None:
-        axis.plot(distinct, _counts(draws, distinct) / len(draws), "o", color=MODEL_COLOUR, markersize=5, label="model")
+        axis.plot(
+            distinct,
+            _counts(draws, distinct) / len(draws),
+            "o",
+            color=MODEL_COLOUR,
+            markersize=5,
+            label="model",
+        )
     axis.set_ylabel("share of rows")
     axis.set_ylim(bottom=0.0)
 

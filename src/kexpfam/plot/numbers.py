@@ -26,7 +26,9 @@ class Kinds(NamedTuple):
 
 def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
     """Return the kinds of a model of so many features and targets."""
-    inputs, outputs = (getattr(getattr(estimator, name, None), "kinds", None) for name in ("_columns", "_target_columns"))
+    inputs, outputs = (
+        getattr(getattr(estimator, name, None), "kinds", None) for name in ("_columns", "_target_columns")
+    )
     if not getattr(estimator, "conditional", False):
         inputs, outputs = (), inputs
     return Kinds(inputs or (Real(),) * features, outputs or (Real(),) * targets)
@@ -71,5 +73,7 @@ def training_rows(estimator: Any) -> tuple[np.ndarray, ...]:
         places = np.repeat(np.arange(len(weight)), weight.astype(int))
     else:
         shares = np.cumsum(weight) / np.sum(weight)
-        places = np.minimum(np.searchsorted(shares, (np.arange(len(weight)) + 0.5) / len(weight)), len(weight) - 1)
+        places = np.minimum(
+            np.searchsorted(shares, (np.arange(len(weight)) + 0.5) / len(weight)), len(weight) - 1
+        )
     return tuple(table[places] for table in tables)

@@ -56,17 +56,24 @@ def plot_pairs(
                 axis.set_ylim(low[row], high[row])
             _labels(axis, names, row, column, labels, last=count - 1)
     figure.align_labels()
-    figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="upper right", markerscale=3, frameon=False)
+    figure.legend(
+        *figure.axes[1].get_legend_handles_labels(), loc="upper right", markerscale=3, frameon=False
+    )
     return figure
 
 
-def _cell(axis: Axes, data: np.ndarray, draws: np.ndarray, names: list[str], row: int, column: int, labels: Labels) -> None:
+def _cell(
+    axis: Axes, data: np.ndarray, draws: np.ndarray, names: list[str], row: int, column: int, labels: Labels
+) -> None:
     if column == row:
         plot_marginal(data[:, row], draws[:, row], name=names[row], levels=labels[row], ax=axis, labels=False)
         axis.set_ylabel("")
         axis.set_yticks([])
     else:
-        shown = [_apart(some_rows(part[:, [column, row]], MOST_SHOWN), [labels[column], labels[row]]) for part in (data, draws)]
+        shown = [
+            _apart(some_rows(part[:, [column, row]], MOST_SHOWN), [labels[column], labels[row]])
+            for part in (data, draws)
+        ]
         scatter(axis, shown[0], shown[1], size=4.0)
 
 

@@ -13,7 +13,12 @@ __all__ = ["plot_ranking"]
 
 
 def plot_ranking(
-    names: Sequence[str], values: ArrayLike, errors: ArrayLike | None = None, *, label: str, ax: Axes | None = None
+    names: Sequence[str],
+    values: ArrayLike,
+    errors: ArrayLike | None = None,
+    *,
+    label: str,
+    ax: Axes | None = None,
 ) -> Figure:
     """Return values with two standard errors to either side, the first name on top."""
     values = np.asarray(values, float)

@@ -15,7 +15,9 @@ def plot_trace(estimator: Estimator) -> Figure:
     """Return a figure of the solver's steps: a panel for each series of its trace, by the name that the solver gives it."""
     trace = getattr(getattr(estimator, "solution_", None), "trace", None)
     if not trace:
-        raise ValueError("this model has no steps to show: it was fitted outright; a solver with steps is solver='dde', say.")
+        raise ValueError(
+            "this model has no steps to show: it was fitted outright; a solver with steps is solver='dde', say."
+        )
     figure, axes = panels(len(trace), width=3.6, height=3.0, columns=4)
     for axis, (name, series) in zip(axes, trace.items(), strict=True):
         axis.plot(np.arange(1, len(series) + 1), series, color=MODEL_COLOUR, linewidth=0.8)
@@ -30,7 +32,9 @@ def plot_snapshots(estimator: Any, *, most: int = 6) -> Figure:
     The model must have been fitted with ``DDE(snapshots=True)``. The first two coordinates of f are shown, in model units.
     """
     solution = getattr(estimator, "solution_", None)
-    kept = {int(step): np.asarray(draws) for step, draws in (getattr(solution, "snapshots", None) or {}).items()}
+    kept = {
+        int(step): np.asarray(draws) for step, draws in (getattr(solution, "snapshots", None) or {}).items()
+    }
     if not kept:
         raise ValueError("this model has no snapshots: fit it with solver=DDE(snapshots=True).")
     data, steps = np.asarray(estimator._problem.sample.target), sorted(kept)

@@ -14,7 +14,9 @@ __all__ = ["Comparison", "Page", "compare", "report"]
 
 
 @bare_arrays()
-def report(model: Any, X: ArrayLike | None = None, y: ArrayLike | None = None, *, random_state: int = 0) -> Page:
+def report(
+    model: Any, X: ArrayLike | None = None, y: ArrayLike | None = None, *, random_state: int = 0
+) -> Page:
     """Return the page of a fitted model, held against held-out rows if they are given and the training rows otherwise."""
     subject = Subject.against(model, X, y, random_state)
     parts = [part for part in (section(subject) for section in SECTIONS) if part]

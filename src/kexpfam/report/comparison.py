@@ -74,7 +74,9 @@ class Comparison:
         return [
             [
                 one.name,
-                f"{one.score:.4f} ± {one.standard_error:.2g}" if not one.off_support else f"-inf: {one.off_support} rows",
+                f"{one.score:.4f} ± {one.standard_error:.2g}"
+                if not one.off_support
+                else f"-inf: {one.off_support} rows",
                 "–" if one is self.entries[0] else f"{one.behind:.4f} ± {one.behind_error:.2g}",
                 f"{one.pit_p_value:.2g}",
                 f"{one.covered:.1%}",
@@ -87,7 +89,10 @@ class Comparison:
     def __str__(self) -> str:
         lines = [list(HEADER), *self.cells()]
         widths = [max(len(line[k]) for line in lines) for k in range(len(HEADER))]
-        shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        shown = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
         return "\n".join([*shown, self.verdict])
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,9 +109,17 @@ class Comparison:
             [one.behind_error for one in others],
             label=f"nats behind {self.best}",
         )
-        behind = drawing(figure, "behind", "Mean log density of the same rows below that of the best model; errors are paired.")
+        behind = drawing(
+            figure,
+            "behind",
+            "Mean log density of the same rows below that of the best model; errors are paired.",
+        )
         reliable = [
-            drawing(plot_reliability(levels), f"reliability{k}", f"{one.name}: share of rows inside regions of each coverage.")
+            drawing(
+                plot_reliability(levels),
+                f"reliability{k}",
+                f"{one.name}: share of rows inside regions of each coverage.",
+            )
             for k, (one, levels) in enumerate(zip(self.entries, self.levels, strict=True))
         ]
         top = f"<header><h1>{text(title)}</h1>{paragraph(text(self.verdict))}</header>"
@@ -118,7 +131,11 @@ class Comparison:
 
 
 def compare(
-    *models: Any, X: ArrayLike, y: ArrayLike | None = None, names: Sequence[str] | None = None, random_state: int = 0
+    *models: Any,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    random_state: int = 0,
 ) -> Comparison:
     """Return fitted models side by side on rows that none of them has seen: densities of X, or of y given X.
 
@@ -130,7 +147,11 @@ def compare(
 
 @bare_arrays()
 def compare_rows(
-    models: Sequence[Any], rows: Sequence[tuple[Any, ...]], names: Sequence[str] | None = None, *, random_state: int = 0
+    models: Sequence[Any],
+    rows: Sequence[tuple[Any, ...]],
+    names: Sequence[str] | None = None,
+    *,
+    random_state: int = 0,
 ) -> Comparison:
     """Return fitted models side by side on the same rows, given to each in the order of its own columns."""
     called = _names(_alike(models), names)
@@ -138,9 +159,13 @@ def compare_rows(
     held = [Held.against(model, X, y, random_state) for model, (X, y) in zip(models, pairs, strict=True)]
     scores = np.stack([one.log_density(one.X, one.Y) for one in held])
     best = int(np.argmax(scores.mean(axis=1)))
-    entries = [_entry(name, one, own, scores[best]) for name, one, own in zip(called, held, scores, strict=True)]
+    entries = [
+        _entry(name, one, own, scores[best]) for name, one, own in zip(called, held, scores, strict=True)
+    ]
     order = sorted(range(len(held)), key=lambda k: (k != best, entries[k].behind, k))
-    return Comparison(scores.shape[1], tuple(entries[k] for k in order), tuple(held[k].coverage[0] for k in order))
+    return Comparison(
+        scores.shape[1], tuple(entries[k] for k in order), tuple(held[k].coverage[0] for k in order)
+    )
 
 
 def _entry(name: str, held: Held, own: np.ndarray, best: np.ndarray) -> Entry:
@@ -154,7 +179,18 @@ def _entry(name: str, held: Held, own: np.ndarray, best: np.ndarray) -> Entry:
     p_value = float(kstest(levels, "uniform").pvalue) if calibration is None else calibration.ks_p_value
     crps = getattr(calibration, "crps", None)
     covered, mean, behind = float(np.mean(levels <= 0.9)), float(own.mean()), float(lost.mean())
-    return Entry(name, mean, errors[0], behind, errors[1], int(np.sum(~finite)), p_value, covered, crps, _milliseconds(held))
+    return Entry(
+        name,
+        mean,
+        errors[0],
+        behind,
+        errors[1],
+        int(np.sum(~finite)),
+        p_value,
+        covered,
+        crps,
+        _milliseconds(held),
+    )
 
 
 def _milliseconds(held: Held) -> float:
@@ -175,7 +211,9 @@ def _alike(models: Sequence[Any]) -> Sequence[Any]:
     if len(models) < 2:
         raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
     if len({model.conditional for model in models}) > 1:
-        raise ValueError("densities p(x) and conditional densities p(y | x) are of different columns: compare like with like.")
+        raise ValueError(
+            "densities p(x) and conditional densities p(y | x) are of different columns: compare like with like."
+        )
     return models
 
 
@@ -187,4 +225,6 @@ def _names(models: Sequence[Any], names: Sequence[str] | None) -> list[str]:
         return list(map(str, names))
     classes = [type(model).__name__ for model in models]
     repeated = lambda k: classes.count(classes[k]) > 1
-    return [f"{name} {classes[: k + 1].count(name)}" if repeated(k) else name for k, name in enumerate(classes)]
+    return [
+        f"{name} {classes[: k + 1].count(name)}" if repeated(k) else name for k, name in enumerate(classes)
+    ]

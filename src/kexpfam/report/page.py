@@ -91,8 +91,12 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str] = ()) -> str:
         return ""
     numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(rows[0]))]
     kinds = ["number" if number else "name" if k == 0 else "" for k, number in enumerate(numeric)]
-    head = "".join(f"<th{_class(kind)}>{text(name)}</th>" for name, kind in zip(header, kinds, strict=bool(header)))
-    cells = lambda row: "".join(f"<td{_class(kind)}>{text(_shown(cell))}</td>" for cell, kind in zip(row, kinds, strict=True))
+    head = "".join(
+        f"<th{_class(kind)}>{text(name)}</th>" for name, kind in zip(header, kinds, strict=bool(header))
+    )
+    cells = lambda row: "".join(
+        f"<td{_class(kind)}>{text(_shown(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)
+    )
     body = "\n".join(f"<tr>{cells(row)}</tr>" for row in rows)
     return f'<div class="wide"><table>{f"<thead><tr>{head}</tr></thead>" if head else ""}<tbody>{body}</tbody></table></div>'
 

@@ -50,7 +50,11 @@ def header(subject: Subject) -> str:
     """Return what was fitted, and the verdict in words."""
     model, diagnosis = subject.model, subject.diagnosis
     rows = getattr(model, "n_rows_", len(model.training_weight_))
-    weighted = f" (with weights, {model._effective_rows:,.0f} in effect)" if getattr(model, "_weight", None) is not None else ""
+    weighted = (
+        f" (with weights, {model._effective_rows:,.0f} in effect)"
+        if getattr(model, "_weight", None) is not None
+        else ""
+    )
     what = f"{type(model).__name__}, fitted to {rows:,} rows{weighted}" + (
         f": {_count(len(subject.targets), 'target')} given {_count(len(subject.features), 'feature')}."
         if subject.conditional
@@ -70,7 +74,11 @@ def fitted(subject: Subject) -> str:
     error = scores.std() / np.sqrt(len(scores))
     mean = f"{scores.mean():.4f} ± {error:.2g} nats over {len(scores):,} rows"
     measured = [row for row in subject.diagnosis.lines() if row[0] != "held-out log density"]
-    settings = {name: value for name, value in _changed(subject.model).items() if name not in ("progress", "checkpoint")}
+    settings = {
+        name: value
+        for name, value in _changed(subject.model).items()
+        if name not in ("progress", "checkpoint")
+    }
     asked = ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the defaults"
     rows = [(f"mean log density of {subject.rows}", mean), *measured, ("settings that were asked for", asked)]
     return section("What was measured", table(rows))
@@ -79,32 +87,53 @@ def fitted(subject: Subject) -> str:
 def columns(subject: Subject) -> str:
     """Return the columns, their values, and what the model says of each on its own."""
     wide, names = len(subject.features), [*subject.features, *subject.targets]
-    values, kinds = np.concatenate([subject.X, subject.Y], axis=1), [*subject.kinds.features, *subject.kinds.targets]
+    values, kinds = (
+        np.concatenate([subject.X, subject.Y], axis=1),
+        [*subject.kinds.features, *subject.kinds.targets],
+    )
     rows = []
     for k, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         seen = values[np.isfinite(values[:, k]), k]
         role = "" if not subject.conditional else "feature" if k < wide else "target"
         known = "" if subject.kinds.plain else _kind(kind)
-        ends = ["–"] * 3 if isinstance(kind, Category) else [f"{end:.4g}" for end in (seen.min(), np.median(seen), seen.max())]
+        ends = (
+            ["–"] * 3
+            if isinstance(kind, Category)
+            else [f"{end:.4g}" for end in (seen.min(), np.median(seen), seen.max())]
+        )
         missing = f"{1.0 - len(seen) / len(values):.1%}" if len(seen) < len(values) else ""
         rows.append([name, role, known, *ends, len(np.unique(seen)), missing])
     header = ["column", "role", "kind", "smallest", "median", "largest", "distinct", "missing"]
     kept = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
     shown = table([[row[k] for k in kept] for row in rows], [header[k] for k in kept])
     places = [*range(wide, len(names)), *range(wide)][:MOST_MARGINALS]
-    return section("Columns", shown, grid(_marginal(subject, values[:, k], k, names[k], kinds[k]) for k in places))
+    return section(
+        "Columns", shown, grid(_marginal(subject, values[:, k], k, names[k], kinds[k]) for k in places)
+    )
 
 
 def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind: AbstractKind) -> str:
     drawn = place - len(subject.features)
-    figure = plot_marginal(values, None if drawn < 0 else subject.draws[:, drawn], name=name, levels=levels_of(kind))
-    what = "" if drawn < 0 else " and the probabilities of the model" if kind.discrete else " and the density of the model"
+    figure = plot_marginal(
+        values, None if drawn < 0 else subject.draws[:, drawn], name=name, levels=levels_of(kind)
+    )
+    what = (
+        ""
+        if drawn < 0
+        else " and the probabilities of the model"
+        if kind.discrete
+        else " and the density of the model"
+    )
     return drawing(figure, f"column{place}", f"{name}: {subject.rows}{what}")
 
 
 def _kind(kind: AbstractKind) -> str:
     """Return the kind of a column in words."""
-    return f"category of {len(kind.levels)}" if isinstance(kind, Category) else repr(kind).removesuffix("()").lower()
+    return (
+        f"category of {len(kind.levels)}"
+        if isinstance(kind, Category)
+        else repr(kind).removesuffix("()").lower()
+    )
 
 
 def shape(subject: Subject) -> str:
@@ -112,7 +141,9 @@ def shape(subject: Subject) -> str:
     if subject.conditional and len(subject.targets) == 1:
         if not subject.ordered:
             return section("The density under three conditions", grid(_given(subject)))
-        return section("The density along the features", grid(_bands(subject), large=True), grid(_given(subject)))
+        return section(
+            "The density along the features", grid(_bands(subject), large=True), grid(_given(subject))
+        )
     if len(subject.targets) == 1:
         return ""
     caption = f"{subject.rows.capitalize()} and draws of the model"
@@ -128,7 +159,11 @@ def shape(subject: Subject) -> str:
 def calibration(subject: Subject) -> str:
     """Return whether rows look like draws of the model."""
     needed, regions, found = subject.coverage
-    note = "" if subject.unseen else " These are the rows of the fit, which flatter it: pass held-out rows for a fair check."
+    note = (
+        ""
+        if subject.unseen
+        else " These are the rows of the fit, which flatter it: pass held-out rows for a fair check."
+    )
     if found is not None:
         name = found.words[0]
         caption = f"Flat within the band if calibrated; KS p = {found.ks_p_value:.2g}."
@@ -136,7 +171,9 @@ def calibration(subject: Subject) -> str:
     else:
         figure = plot_pit(needed, name="level of the region that holds the row")
         first = drawing(figure, "pit", "Flat within the band if the rows look like draws of the model.")
-    second = drawing(plot_reliability(needed), "reliability", f"Share of rows inside {regions}, over their nominal share.")
+    second = drawing(
+        plot_reliability(needed), "reliability", f"Share of rows inside {regions}, over their nominal share."
+    )
     rows = len(needed)
     limits = [simultaneous_limits(rows, np.array([level, 1.0 - level]), cumulative=True) for level in LEVELS]
     shares = [
@@ -155,12 +192,16 @@ def calibration(subject: Subject) -> str:
 def relevance(subject: Subject) -> str:
     """Return what matters: candidates, length scales, and what shuffling a column costs."""
     candidates = getattr(subject.model, "candidates_", None) or []
-    rows = [(one.name, f"{one.weight:.0%}", f"{one.score:.4f} ± {one.standard_error:.2g}") for one in candidates]
+    rows = [
+        (one.name, f"{one.weight:.0%}", f"{one.score:.4f} ± {one.standard_error:.2g}") for one in candidates
+    ]
     competed = table(rows, ["candidate", "weight", "log density of held-out rows"]) if len(rows) > 1 else ""
     scales = table(_scales(subject), ["column", "length scale (standardised units)"])
     losses = subject.losses
     caption = "Mean log density that is lost where the column is shuffled: " + (
-        "what a feature tells of the target." if subject.conditional else "what a column has to do with the others."
+        "what a feature tells of the target."
+        if subject.conditional
+        else "what a column has to do with the others."
     )
     figure = ""
     if losses:
@@ -174,7 +215,9 @@ def search(subject: Subject) -> str:
     steps = ""
     if getattr(getattr(subject.model, "solution_", None), "trace", None):
         steps = drawing(plot_trace(subject.model), "trace", "The solver's steps.", many=True)
-    return section("How the settings were found", trials_table(getattr(subject.model, "selection_", None)), steps)
+    return section(
+        "How the settings were found", trials_table(getattr(subject.model, "selection_", None)), steps
+    )
 
 
 def calls(subject: Subject) -> str:
@@ -218,9 +261,13 @@ def _in_words(subject: Subject) -> list[str]:
         (low,), (high,) = simultaneous_limits(len(needed), np.array([0.9, 0.1]), cumulative=True)
         held = int(np.sum(needed <= 0.9))
         outcome = (
-            "which is within chance" if low <= held <= high else f"{'more' if held > high else 'fewer'} than chance explains"
+            "which is within chance"
+            if low <= held <= high
+            else f"{'more' if held > high else 'fewer'} than chance explains"
         )
-        lines.append(f"{regions.capitalize()} of 90 % hold {held / len(needed):.1%} of the {subject.rows}, {outcome}.")
+        lines.append(
+            f"{regions.capitalize()} of 90 % hold {held / len(needed):.1%} of the {subject.rows}, {outcome}."
+        )
     telling = next(((name, loss) for name, loss in subject.losses.items()), None)
     if telling is not None and telling[1].value > 2.0 * telling[1].standard_error:
         what = "tells most of the target" if subject.conditional else "has most to do with the others"
@@ -245,7 +292,11 @@ def _given(subject: Subject) -> list[str]:
     """Return the densities under three conditions: those of a low, a middling and a high prediction."""
     X, _ = subject.some()
     order, figures = np.argsort(np.asarray(subject.model.density_.mean(X)).ravel()), []
-    words = ("A low prediction", "A middling one", "A high one") if subject.ordered else ("A row", "Another", "A third")
+    words = (
+        ("A low prediction", "A middling one", "A high one")
+        if subject.ordered
+        else ("A row", "Another", "A third")
+    )
     for k, (share, called) in enumerate(zip((0.1, 0.5, 0.9), words, strict=True)):
         row = X[order[int(share * (len(order) - 1))]]
         figure, (axis,) = panels(1, width=3.4, height=2.6)
@@ -290,13 +341,21 @@ def _warnings(subject: Subject) -> list[str]:
         if isinstance(model.density_, AbstractDensity):
             warn_of_uncertain_normaliser(model.density_, subject.X)
     uncertain = any("log Z" in line for line in subject.diagnosis.advice)
-    return [str(one.message) for one in caught if not (uncertain and issubclass(one.category, UncertainNormaliserWarning))]
+    return [
+        str(one.message)
+        for one in caught
+        if not (uncertain and issubclass(one.category, UncertainNormaliserWarning))
+    ]
 
 
 def _changed(model: Any) -> dict[str, Any]:
     """Return the settings that are not the defaults."""
     defaults = type(model)().get_params(deep=False)
-    return {name: value for name, value in model.get_params(deep=False).items() if repr(value) != repr(defaults[name])}
+    return {
+        name: value
+        for name, value in model.get_params(deep=False).items()
+        if repr(value) != repr(defaults[name])
+    }
 
 
 def _count(count: int, what: str) -> str:

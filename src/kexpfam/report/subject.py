@@ -89,11 +89,15 @@ class Held:
 
     def log_density(self, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
         """Return the log density of each row."""
-        return np.asarray(self.model._log_density(self.model.density_, Y, *((X,) if self.conditional else ())))
+        return np.asarray(
+            self.model._log_density(self.model.density_, Y, *((X,) if self.conditional else ()))
+        )
 
     def drawn(self, X: np.ndarray, count: int) -> np.ndarray:
         """Return draws, ``count`` under each condition or ``count`` in all where there is none."""
-        return drawn(self.model, count, self.seed, *((X,) if self.conditional else ())).reshape(-1, self.Y.shape[1])
+        return drawn(self.model, count, self.seed, *((X,) if self.conditional else ())).reshape(
+            -1, self.Y.shape[1]
+        )
 
     @functools.cached_property
     def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:

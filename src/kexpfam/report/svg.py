@@ -24,12 +24,25 @@ def inline_svg(figure: Figure, name: str) -> str:
     stream = io.StringIO()
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": name}
     with matplotlib.rc_context(options):
-        figure.savefig(stream, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            stream,
+            format="svg",
+            transparent=True,
+            dpi=DOTS_PER_INCH,
+            metadata={"Date": None, "Creator": None},
+        )
     text = stream.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(?<=\bid=")|(?<=href="#)|(?<=url\(#)', f"{name}-", text)
     text = text.replace(INK, "currentColor").replace(PAPER, "var(--paper)")
     width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1]) * POINTS_TO_PIXELS  # type: ignore[index]
-    text = re.sub(r'<svg (.*?)width="[^"]*"', r"<svg \1", re.sub(r'(<svg .*?)height="[^"]*"', r"\1", text, count=1), count=1)
-    return re.sub(r"\n\s*", "\n", text.replace("<svg ", f'<svg role="img" style="--natural: {width:.0f}px" ', 1)).strip()
+    text = re.sub(
+        r'<svg (.*?)width="[^"]*"',
+        r"<svg \1",
+        re.sub(r'(<svg .*?)height="[^"]*"', r"\1", text, count=1),
+        count=1,
+    )
+    return re.sub(
+        r"\n\s*", "\n", text.replace("<svg ", f'<svg role="img" style="--natural: {width:.0f}px" ', 1)
+    ).strip()

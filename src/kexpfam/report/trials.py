@@ -22,15 +22,20 @@ def trials_table(selection: Any) -> str:
     trials.sort(key=lambda trial: -trial[score] if score == "score" else trial[score])
     names = [name for name in trials[0] if name not in OUTCOMES]
     shown = [
-        {name: _value(trial[name]) for name in names} | {name: trial[name] for name in OUTCOMES if name in trial}
+        {name: _value(trial[name]) for name in names}
+        | {name: trial[name] for name in OUTCOMES if name in trial}
         for trial in trials
     ]
     varied = [name for name in names if len({trial[name] for trial in shown}) > 1]
-    shared = ", ".join(f"{_words(name)} {shown[0][name]}" for name in names if name not in varied and shown[0][name])
+    shared = ", ".join(
+        f"{_words(name)} {shown[0][name]}" for name in names if name not in varied and shown[0][name]
+    )
     header = [*varied, *(name for name in OUTCOMES if name in trials[0])]
     rows = [[trial[name] for name in header] for trial in shown]
     words = f"{len(rows):,} settings were tried, the best first; " + (
-        "the score is the mean log density of held-out rows." if score == "score" else "a loss is better where it is lower."
+        "the score is the mean log density of held-out rows."
+        if score == "score"
+        else "a loss is better where it is lower."
     )
     if shared:
         words += f" All have {shared}."
