@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from ledger import append
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.fit.learned import Learned
 from kexpfam.model import chain
@@ -30,10 +30,10 @@ NO_TILT = 1e-9
 def fitted(train: np.ndarray, conditional: bool, settings: Learned):
     """Return learned chains alone."""
     if conditional:
-        return ConditionalKernelExpFamily(base="chain", learned=settings, random_state=0).fit(
+        return ConditionalKernelExpFamily(model="chain", learned=settings, random_state=0).fit(
             train[:, :-1], train[:, -1]
         )
-    return KernelExpFamily(base="chain", learned=settings, random_state=0).fit(train)
+    return KernelExpFamily(model="chain", learned=settings, random_state=0).fit(train)
 
 
 def nll(model, test: np.ndarray, conditional: bool) -> float:
@@ -66,7 +66,9 @@ def variants(train: np.ndarray, test: np.ndarray, *, conditional: bool) -> dict[
     chain.LARGEST_NORM = kept
     jax.clear_caches()
     if conditional:
-        plain = ConditionalKernelExpFamily(base="gaussian", random_state=0).fit(train[:, :-1], train[:, -1])
+        plain = ConditionalKernelExpFamily(
+            model="kernel", kernel=Kernel(base="gaussian"), random_state=0
+        ).fit(train[:, :-1], train[:, -1])
     else:
         plain = GaussianMixtureDensity(random_state=0).fit(train)
     found["no learned base"] = nll(plain, test, conditional)

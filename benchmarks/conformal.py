@@ -16,7 +16,7 @@ import numpy as np
 from ledger import append
 from scipy.stats import betabinom
 
-from kexpfam import ConditionalKernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel
 from kexpfam.estimators import ConditionalKernelDensity, NeighbourDensity
 
 __all__ = ["MODELS", "coverages", "main", "repetition", "rows_of"]
@@ -46,11 +46,10 @@ MODELS: dict[str, tuple[int, Callable[[], Any]]] = {
     "kernel exponential family, penalty 1": (
         1,
         lambda: ConditionalKernelExpFamily(
-            condition_lengthscale=1.0,
-            lengthscale=1.0,
-            rkhs_penalty=1.0,
-            base_width=1.0,
-            power=False,
+            model="kernel",
+            kernel=Kernel(
+                condition_lengthscale=1.0, lengthscale=1.0, rkhs_penalty=1.0, base_width=1.0, power=False
+            ),
             random_state=0,
         ),
     ),

@@ -170,4 +170,4 @@ def solver_named(method: str) -> Solver:
 
 def with_solver(solver: Solver, seed: int) -> KernelExpFamily:
     """Return the default estimator with another solver."""
-    return KernelExpFamily(solver=solver, random_state=seed)
+    return KernelExpFamily(model="kernel", solver=solver, random_state=seed)

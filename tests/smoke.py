@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import kexpfam
-from kexpfam import DDE, ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.datasets import two_moons
 
 GIVEN = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "random_state": 0}
@@ -26,9 +26,11 @@ def main() -> None:
         file = Path(folder) / "model.kexpfam"
         model.save(file)
         assert np.array_equal(kexpfam.load(file).score_samples(X), model.score_samples(X))
-    conditional = ConditionalKernelExpFamily(**GIVEN, condition_lengthscale=1.0, base_width=1.0, power=False)
+    conditional = ConditionalKernelExpFamily(
+        model="kernel", kernel=Kernel(condition_lengthscale=1.0, base_width=1.0, power=False), **GIVEN
+    )
     assert conditional.fit(X[:, :1], X[:, 1]).sample(X[:2, :1], 3, random_state=0).shape == (2, 3)
-    assert np.isfinite(KernelExpFamily(**GIVEN, solver=DDE(steps=2)).fit(X).score(X))
+    assert np.isfinite(KernelExpFamily(model="kernel", **GIVEN, solver=DDE(steps=2)).fit(X).score(X))
     assert model.plot() is not None
     subprocess.run(
         [Path(sys.executable).with_name("kexpfam"), "--help"], check=True, stdout=subprocess.DEVNULL

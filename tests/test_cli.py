@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import DDE, ConditionalKernelExpFamily, KernelExpFamily, Search, cli, estimators
+from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, KernelExpFamily, Search, cli, estimators
 from kexpfam.datasets import SYNTHETIC, two_moons
 from kexpfam.fit.bases import BASES
 from kexpfam.fit.problem import SOLVERS
@@ -157,7 +157,9 @@ def test_a_model_without_names_does_not_guess_them(run, table, expected, model, 
 
 def test_a_model_of_a_frame_is_scored_without_a_warning(run, table, tmp_path):
     frame = pd.read_csv(table)[["left", "right"]]
-    estimator = KernelExpFamily(solver="exact", lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(frame)
+    estimator = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.01), solver="exact", random_state=0
+    ).fit(frame)
     estimator.save(tmp_path / "frame.kexpfam")
     np.testing.assert_allclose(
         scores(run("score", tmp_path / "frame.kexpfam", table)), estimator.score_samples(frame)
@@ -298,7 +300,9 @@ def test_the_trace_of_any_solver_with_steps_is_a_picture(run, table, tmp_path, n
     )
     solver = {"dde": DDE(steps=2, saddle=players), "contrastive": ContrastiveDivergence(steps=2)}[name]
     data = pd.read_csv(table)[["left", "right"]].to_numpy()
-    estimator = KernelExpFamily(solver=solver, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(data)
+    estimator = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.01), solver=solver, random_state=0
+    ).fit(data)
     estimator.save(tmp_path / "model.kexpfam")
     code, _, err = run("plot", tmp_path / "model.kexpfam", "--trace", "-o", tmp_path / "trace.svg")
     assert (code, err) == (0, "")
@@ -492,7 +496,7 @@ def stored_conditional(folder, labelled, targets):
         "base_width": 1.0,
         "power": False,
     }
-    estimator = ConditionalKernelExpFamily(solver="exact", random_state=0, **settings)
+    estimator = ConditionalKernelExpFamily(model="kernel", solver="exact", random_state=0, **settings)
     estimator.fit(frame[FEATURES], frame[targets].to_numpy().squeeze())
     estimator.target_names_ = targets
     estimator.save(folder / f"{'-'.join(targets)}.kexpfam")

@@ -11,7 +11,7 @@ from matplotlib.collections import FillBetweenPolyCollection, PathCollection, Qu
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
-from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, KernelExpFamily, plot
+from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, Kernel, KernelExpFamily, plot
 from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
@@ -30,7 +30,9 @@ def data_of(dim):
 def model(request):
     settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
     lengthscale = LENGTHSCALES[request.param]
-    return KernelExpFamily(solver="exact", lengthscale=lengthscale, **settings).fit(data_of(request.param))
+    return KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=lengthscale), solver="exact", **settings
+    ).fit(data_of(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def saddle():
     )
     solver = DDE(saddle=saddle, steps=50, snapshots=True)
     settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
-    return KernelExpFamily(solver=solver, **settings).fit(data_of(2))
+    return KernelExpFamily(model="kernel", solver=solver, **settings).fit(data_of(2))
 
 
 @pytest.mark.parametrize("with_data", [True, False], ids=["with data", "without data"])
@@ -55,7 +57,7 @@ def test_the_density_of_any_dimension_is_a_figure_that_can_be_written(model, wit
 
 def test_the_curve_on_the_line_is_the_density():
     settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
-    model = KernelExpFamily(solver="exact", **settings).fit(data_of(1))
+    model = KernelExpFamily(model="kernel", solver="exact", **settings).fit(data_of(1))
     axis = plot.plot_density(model, data_of(1), n_samples=100).axes[0]
     (curve,) = axis.get_lines()
     x, y = curve.get_data()
@@ -64,7 +66,9 @@ def test_the_curve_on_the_line_is_the_density():
 
 def test_the_dimensions_that_are_shown_can_be_chosen():
     settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
-    model = KernelExpFamily(solver="exact", lengthscale=LENGTHSCALES[4], **settings).fit(data_of(4))
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=LENGTHSCALES[4]), solver="exact", **settings
+    ).fit(data_of(4))
     data = data_of(4)
     (axis,) = plot.plot_density(model, data, n_samples=100, dims=(3, "x1")).axes
     np.testing.assert_allclose(axis.collections[1].get_offsets(), data[:, [3, 1]])
@@ -96,7 +100,7 @@ def test_columns_share_a_scale_only_if_they_are_of_comparable_size(stretch, aspe
 def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warning():
     frame = pd.DataFrame(data_of(2), columns=["age", "height"])
     settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
-    figure = KernelExpFamily(solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
+    figure = KernelExpFamily(model="kernel", solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
     named = [(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes if axis.get_xlabel()]
     assert named == [("age", "height")] * 3
 

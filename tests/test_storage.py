@@ -739,12 +739,14 @@ class TestCheckpointOfAFit:
     def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **settings):
         settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0} | settings
         solver = DDE(steps=steps, saddle=saddle or self.saddle)
-        model = KernelExpFamily(solver=solver, checkpoint=file, progress=progress, **settings)
+        model = KernelExpFamily(model="kernel", solver=solver, checkpoint=file, progress=progress, **settings)
         return model.fit(self.rows if rows is None else rows)
 
     def test_a_solver_of_the_users_own_has_one_too(self, file):
         settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0}
-        model = KernelExpFamily(solver=OwnSolver(3), checkpoint=file, **settings).fit(self.rows)
+        model = KernelExpFamily(model="kernel", solver=OwnSolver(3), checkpoint=file, **settings).fit(
+            self.rows
+        )
         assert model.solution_.status is Status.CONVERGED
 
     def test_it_resumes_where_it_stopped_and_belongs_to_no_other_fit(self, file):

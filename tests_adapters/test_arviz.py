@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kexpfam import KernelExpFamily
+from kexpfam import Kernel, KernelExpFamily
 from kexpfam.adapters.arviz import to_inference_data
 
 
@@ -21,7 +21,9 @@ def test_a_density_is_a_posterior_with_a_variable_per_column(joint):
 
 def test_columns_keep_their_names():
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["mass", "spin"])
-    model = KernelExpFamily(lengthscale=1.0, rkhs_penalty=0.1, random_state=0).fit(frame)
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.1), random_state=0
+    ).fit(frame)
     assert set(to_inference_data(model, draws=10, chains=1).posterior.data_vars) == {"mass", "spin"}
 
 

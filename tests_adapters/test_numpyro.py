@@ -8,7 +8,7 @@ import numpyro
 import pytest
 from numpyro.infer import MCMC, NUTS, Predictive
 
-from kexpfam import KernelExpFamily
+from kexpfam import Kernel, KernelExpFamily
 from kexpfam.adapters.numpyro import KernelDistribution
 
 DRAWS = 1000
@@ -70,7 +70,9 @@ def test_nuts_with_the_density_as_prior_has_the_posterior_of_importance_weights(
 
 def test_a_bounded_density_is_sampled_within_its_bounds():
     x = np.random.default_rng(0).beta(2.0, 1.0, size=(200, 1))
-    model = KernelExpFamily(bounds=(0.0, 1.0), lengthscale=0.8, rkhs_penalty=1e-2, random_state=0).fit(x)
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=0.8, rkhs_penalty=1e-2), bounds=(0.0, 1.0), random_state=0
+    ).fit(x)
     mcmc = MCMC(
         NUTS(lambda: numpyro.sample("x", KernelDistribution(model))),
         num_warmup=300,

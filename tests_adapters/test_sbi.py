@@ -27,7 +27,7 @@ def prior():
 def model(prior):
     torch.manual_seed(0)
     theta = prior.sample((SIMULATIONS,))
-    return ConditionalKernelExpFamily(base="chain", learned=LEARNED, random_state=0).fit(
+    return ConditionalKernelExpFamily(model="chain", learned=LEARNED, random_state=0).fit(
         simulate(theta).numpy(), theta.numpy()
     )
 
@@ -131,7 +131,7 @@ def test_a_bounded_prior_and_a_bounded_model(prior):
     theta = box.sample((500,))
     x = theta + 0.3 * torch.randn_like(theta)
     quick = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64)
-    model = ConditionalKernelExpFamily(base="chain", learned=quick, bounds=(0.0, 1.0), random_state=0)
+    model = ConditionalKernelExpFamily(model="chain", learned=quick, bounds=(0.0, 1.0), random_state=0)
     found = posterior(model.fit(x.numpy(), theta.numpy().clip(1e-6, 1.0 - 1e-6)), box)
     factor = found.leakage_correction(torch.tensor([[0.1, 0.9]]), num_rejection_samples=2000)
     assert float(factor) > 0.999

@@ -45,7 +45,10 @@ def dual(cell: Cell) -> Values:
 def space(cell: Cell) -> Values:
     """Return the same for one solver with f in another space than the default's."""
     return _measured(
-        KernelExpFamily(**SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]), cell
+        KernelExpFamily(
+            model="kernel", **SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]
+        ),
+        cell,
     )
 
 

@@ -14,6 +14,8 @@ _PUBLIC = {
     "Convex": "fit.convex",
     "DDE": "fit.dde",
     "Rows": "data.blocks",
+    "Kernel": "fit.select",
+    "Learned": "fit.learned",
     "Search": "fit.select",
     "Features": "fit.features",
     "Distillation": "fit.distil",

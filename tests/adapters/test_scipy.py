@@ -8,7 +8,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.adapters import density_of
 from kexpfam.adapters.scipy import KernelDistribution
 
@@ -25,9 +25,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def conditional(rows):
-    return ConditionalKernelExpFamily(condition_lengthscale=0.8, base_width=1.0, power=False, **GIVEN).fit(
-        *rows
-    )
+    return ConditionalKernelExpFamily(
+        model="kernel", kernel=Kernel(condition_lengthscale=0.8, base_width=1.0, power=False), **GIVEN
+    ).fit(*rows)
 
 
 @pytest.fixture(scope="module")

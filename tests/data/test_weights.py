@@ -19,7 +19,7 @@ from kexpfam.data.weights import (
     weighted_mean,
     weighted_variance,
 )
-from kexpfam.fit.bases import MixtureShape, best_mixture, best_shape, fit_mixture
+from kexpfam.fit.mixture import MixtureShape, best_mixture, best_shape, fit_mixture
 from kexpfam.model.measures import Gaussian
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from kexpfam import ConditionalKernelExpFamily, Judgement, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Judgement, Kernel, KernelExpFamily
 from kexpfam.data.columns import CollinearWarning, check_columns, check_targets
 from kexpfam.estimators import (
     ConditionalKernelDensity,
@@ -32,9 +32,9 @@ def model():
 
 @pytest.fixture(scope="module")
 def conditionals():
-    kernel = ConditionalKernelExpFamily(**FIXED, condition_lengthscale=1.0, base_width=1.0, power=False).fit(
-        Z, Y
-    )
+    kernel = ConditionalKernelExpFamily(
+        model="kernel", kernel=Kernel(condition_lengthscale=1.0, base_width=1.0, power=False), **FIXED
+    ).fit(Z, Y)
     others = [ConditionalKernelDensity(random_state=0), NeighbourDensity(), LeastSquaresConditional()]
     return [kernel, *(estimator.fit(Z, Y) for estimator in others)]
 

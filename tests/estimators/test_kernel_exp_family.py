@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam import DDE, Convex, Integration, Judgement, KernelExpFamily
+from kexpfam import DDE, Convex, Integration, Judgement, Kernel, KernelExpFamily
 from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
 from kexpfam.estimators import kernel_model
@@ -65,12 +65,9 @@ class Quick(Solver):
 
 
 CHECKED = KernelExpFamily(
+    model="kernel",
+    kernel=Kernel(lengthscale=2.0, rkhs_penalty=0.1, base="gaussian", n_centres=10, normaliser="importance"),
     solver=Quick(),
-    lengthscale=2.0,
-    rkhs_penalty=0.1,
-    base="gaussian",
-    n_centres=10,
-    normaliser="importance",
     random_state=0,
 )
 

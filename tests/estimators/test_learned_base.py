@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import kexpfam
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.stack import Candidate
 from kexpfam.model.density import Density
@@ -21,18 +21,17 @@ def rows_of(seed: int, count: int = 150) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def learned() -> ConditionalKernelExpFamily:
-    return ConditionalKernelExpFamily(base="chain", learned=SMALL, random_state=0).fit(*rows_of(0))
+    return ConditionalKernelExpFamily(model="chain", learned=SMALL, random_state=0).fit(*rows_of(0))
 
 
 @pytest.fixture(scope="module")
 def stacked(learned) -> ConditionalKernelExpFamily:
     """A kernel model and chains in fixed shares, so that everything meets both."""
     kernel = ConditionalKernelExpFamily(
-        condition_lengthscale=1.0,
-        lengthscale=1.0,
-        rkhs_penalty=0.01,
-        base_width=1.0,
-        power=False,
+        model="kernel",
+        kernel=Kernel(
+            condition_lengthscale=1.0, lengthscale=1.0, rkhs_penalty=0.01, base_width=1.0, power=False
+        ),
         random_state=0,
     ).fit(*rows_of(0))
     kernel.candidates_ = [Candidate("kernel", 0.4, -1.0, 0.1), Candidate("chain", 0.6, -1.0, 0.1)]
@@ -45,7 +44,7 @@ def stacked(learned) -> ConditionalKernelExpFamily:
 @pytest.fixture(scope="module")
 def joint() -> KernelExpFamily:
     x = np.random.default_rng(0).normal(size=(200, 4)) @ np.triu(np.ones((4, 4)))
-    return KernelExpFamily(base="chain", learned=SMALL, random_state=0).fit(x)
+    return KernelExpFamily(model="chain", learned=SMALL, random_state=0).fit(x)
 
 
 @pytest.mark.parametrize("name", ["learned", "stacked"])
@@ -134,7 +133,7 @@ def test_draws_of_a_bounded_density_stay_inside_and_the_outside_has_no_density()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 1))
     y = np.clip(np.stack([rng.beta(0.7, 2.0, 200), rng.uniform(size=200)], 1), 0.0, 1.0)
-    model = ConditionalKernelExpFamily(base="chain", bounds=(0.0, 1.0), learned=SMALL, random_state=0).fit(
+    model = ConditionalKernelExpFamily(model="chain", bounds=(0.0, 1.0), learned=SMALL, random_state=0).fit(
         x, y
     )
     draws = model.sample(x, 50, random_state=0)
@@ -183,7 +182,7 @@ def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
 @pytest.mark.parametrize("given", [{"lengthscale": 1.0}, {"rkhs_penalty": 0.1}, {"solver": "exact"}])
 def test_a_chain_has_no_kernel_settings(given):
     with pytest.raises(ValueError, match="learned whole"):
-        ConditionalKernelExpFamily(base="chain", **given).fit(*rows_of(0))
+        ConditionalKernelExpFamily(model="chain", **given).fit(*rows_of(0))
 
 
 def test_an_unknown_effort_is_refused():
@@ -193,14 +192,14 @@ def test_an_unknown_effort_is_refused():
 
 def test_few_rows_are_left_to_the_kernel():
     x, y = rows_of(0, 60)
-    model = ConditionalKernelExpFamily(random_state=0, search=None).fit(x, y)
+    model = ConditionalKernelExpFamily(model="kernel", kernel=Kernel(search=None), random_state=0).fit(x, y)
     assert isinstance(model.density_, Density)
 
 
 def test_links_know_which_columns_have_heavy_tails(tmp_path):
     rows = np.random.default_rng(0).normal(size=(120, 3))
     rows[:, 1] = np.sinh(3.0 * rows[:, 1])
-    model = KernelExpFamily(base="chain", learned=Learned(folds=2, repeats=1, epochs=1), random_state=0).fit(
+    model = KernelExpFamily(model="chain", learned=Learned(folds=2, repeats=1, epochs=1), random_state=0).fit(
         rows
     )
     members = model.density_.members

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Rows, load
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Rows, load
 from kexpfam.fit.convex import gradient, likelihood, shortfall
 from kexpfam.fit.learned import Learned
 
@@ -43,7 +43,9 @@ def values():
 @pytest.fixture(scope="module")
 def streamed(values):
     source = Counted(values, 9)
-    return KernelExpFamily(**SMALL, n_centres=60, rows=Rows(in_memory=400, kept=50)).fit(source), source
+    return KernelExpFamily(kernel=Kernel(n_centres=60), **SMALL, rows=Rows(in_memory=400, kept=50)).fit(
+        source
+    ), source
 
 
 def test_a_source_of_few_rows_is_the_table(values):
@@ -69,7 +71,9 @@ def test_means_of_features_are_over_all_rows(streamed, values):
 
 def test_an_array_of_many_rows_goes_the_same_way(streamed, values):
     model, _ = streamed
-    array = KernelExpFamily(**SMALL, n_centres=60, rows=Rows(in_memory=400, kept=50, block=1_000)).fit(values)
+    array = KernelExpFamily(
+        kernel=Kernel(n_centres=60), **SMALL, rows=Rows(in_memory=400, kept=50, block=1_000)
+    ).fit(values)
     assert np.allclose(array.score_samples(values), model.score_samples(values), atol=1e-10)
 
 

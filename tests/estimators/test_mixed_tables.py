@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import Bounded, ColumnKindWarning, ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import Bounded, ColumnKindWarning, ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.data.kinds import Atom, Category, Integer, Periodic, Positive, Real
 from kexpfam.fit.learned import Learned
 
@@ -179,9 +179,12 @@ def test_what_is_a_kernel_models_is_refused_for_labels_and_gaps(settings):
 
 def test_positive_columns_keep_the_kernel_model_and_stay_positive():
     x = np.random.default_rng(0).lognormal(size=(80, 1))
-    model = KernelExpFamily(columns={0: "positive"}, lengthscale=1.0, rkhs_penalty=0.01, random_state=0).fit(
-        x
-    )
+    model = KernelExpFamily(
+        model="kernel",
+        kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.01),
+        columns={0: "positive"},
+        random_state=0,
+    ).fit(x)
     assert (model.sample(2000, random_state=0) > 0.0).all()
     grid = np.linspace(1e-6, 60.0, 60_001)
     assert np.trapezoid(np.exp(model.score_samples(grid[:, None])), grid) == pytest.approx(1.0, abs=2e-3)
@@ -199,7 +202,9 @@ def test_bounds_are_a_short_form():
 def test_counts_are_hinted_at():
     x = np.random.default_rng(0).poisson(3, (200, 1)).astype(float)
     with pytest.warns(ColumnKindWarning, match="few whole numbers"), pytest.warns(kexpfam.TiesWarning):
-        KernelExpFamily(lengthscale=1.0, rkhs_penalty=0.1, random_state=0).fit(x)
+        KernelExpFamily(model="kernel", kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.1), random_state=0).fit(
+            x
+        )
 
 
 def test_dates_are_refused():

@@ -11,7 +11,7 @@ from sklearn.utils import estimator_checks
 from test_estimator_contracts import SETTINGS
 
 import kexpfam
-from kexpfam import ConditionalKernelExpFamily, Features, KernelExpFamily, Search, estimators
+from kexpfam import ConditionalKernelExpFamily, Features, Kernel, KernelExpFamily, Search, estimators
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit import convex
@@ -166,7 +166,9 @@ def test_too_few_rows_that_count_are_refused():
 
 
 def test_a_score_leaves_out_rows_of_weight_zero():
-    model = KernelExpFamily(base="box", lengthscale=0.8, rkhs_penalty=0.1, random_state=0)
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(base="box", lengthscale=0.8, rkhs_penalty=0.1), random_state=0
+    )
     model.fit(rows_for(model)[0])
     far = np.array([[0.0, 0.0], [1e3, 0.0]])
     assert model.score(far) == -np.inf
@@ -226,7 +228,7 @@ def test_importance_weights_lead_to_the_law_they_stand_for(name):
 def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
     x = np.random.default_rng(0).normal(size=(1500, 2))
     brief = Learned(folds=2, repeats=1, epochs=60, patience=10, polish=())
-    model = KernelExpFamily(base="chain", learned=brief, random_state=0).fit(
+    model = KernelExpFamily(model="chain", learned=brief, random_state=0).fit(
         x, sample_weight=np.exp(0.7 * x[:, 0])
     )
     truth = -0.5 * np.sum((x - [0.7, 0.0]) ** 2, axis=1) - np.log(2.0 * np.pi)

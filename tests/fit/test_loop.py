@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles import normal
 
-from kexpfam import DDE, KernelExpFamily
+from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit.loop import run
@@ -218,10 +218,9 @@ def test_another_size_does_recompile(problem):
 def test_an_interrupted_fit_is_a_usable_density():
     data = two_moons().sample(80, random_state=0)
     model = KernelExpFamily(
+        model="kernel",
+        kernel=Kernel(lengthscale=0.8, rkhs_penalty=1e-2, n_centres=10),
         solver=DDE(saddle=DoublyDual(**SMALL), steps=100),
-        lengthscale=0.8,
-        rkhs_penalty=1e-2,
-        n_centres=10,
         random_state=0,
         progress=interrupt_at(1),
     ).fit(data)

@@ -6,7 +6,7 @@ import scipy.stats
 from oracles import midpoint_grid
 from threadpoolctl import threadpool_limits
 
-from kexpfam import ConditionalKernelExpFamily, Search
+from kexpfam import ConditionalKernelExpFamily, Kernel, Search
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.datasets import rings, two_moons
@@ -216,12 +216,15 @@ def test_a_score_is_close_to_that_of_refitting_by_hand(parts):
     scores = np.zeros(ROWS)
     for out in left_out_rows(parts[False].sample, 5, 1, seed=0):
         model = ConditionalKernelExpFamily(
-            condition_lengthscale=1.0,
-            lengthscale=1.0,
-            rkhs_penalty=1e-2,
-            base_width=1.0,
-            power=False,
-            n_centres=24,
+            model="kernel",
+            kernel=Kernel(
+                condition_lengthscale=1.0,
+                lengthscale=1.0,
+                rkhs_penalty=1e-2,
+                base_width=1.0,
+                power=False,
+                n_centres=24,
+            ),
             random_state=0,
         ).fit(x[~out], y[~out])
         scores[out] = model.score_samples(x[out], y[out])

@@ -10,6 +10,7 @@ from oracles import (
     tilted_normal_log_partition,
 )
 
+from kexpfam import Kernel
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.datasets import two_moons
@@ -108,7 +109,9 @@ def test_the_density_of_a_linear_f_is_the_tilted_normal():
 
 def test_a_fitted_density_integrates_to_one():
     data = two_moons().sample(100, random_state=0)
-    model = KernelExpFamily(solver="exact", lengthscale=0.6, rkhs_penalty=1e-3, random_state=0).fit(data)
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=0.6, rkhs_penalty=1e-3), solver="exact", random_state=0
+    ).fit(data)
     low, high = data.mean(0) - 7 * data.std(0), data.mean(0) + 7 * data.std(0)
     points, volume = midpoint_grid(low, high, 350)
     mass = volume * np.sum(np.exp(model.score_samples(points)))

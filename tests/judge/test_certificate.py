@@ -5,7 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam import ConditionalKernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel
 from kexpfam.data.sample import Sample
 from kexpfam.fit import convex
 from kexpfam.fit.convex import continuation, likelihood
@@ -169,7 +169,9 @@ def test_the_certificate_of_a_conditional_fit_is_in_its_report():
         "base_width": 1.5,
         "power": False,
     }
-    model = ConditionalKernelExpFamily(solver="exact", n_centres=10, random_state=0, **settings).fit(x, y)
+    model = ConditionalKernelExpFamily(
+        model="kernel", kernel=Kernel(n_centres=10), solver="exact", random_state=0, **settings
+    ).fit(x, y)
     diagnosis = model.diagnose()
     assert "certified" in str(diagnosis)
     assert -1e-6 <= diagnosis.dual.value - diagnosis.primal.value < 1e-3

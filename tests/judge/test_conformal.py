@@ -9,7 +9,7 @@ from scipy.stats import beta, betabinom, binom, kstest, norm
 
 import kexpfam
 from kexpfam.estimators import NeighbourDensity
-from kexpfam.estimators.predictive import SeenRowsWarning
+from kexpfam.estimators.conditional import SeenRowsWarning
 from kexpfam.judge.calibration import JointCalibration, calibrate, density_ranks, tarp
 from kexpfam.judge.conformal import Conformal, UnboundedWarning, conformalise
 from kexpfam.plot import plot_calibration

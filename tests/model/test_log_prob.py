@@ -5,7 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam import ConditionalKernelExpFamily, Integration, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Integration, Kernel, KernelExpFamily
 from kexpfam.data.kinds import Integer, Positive
 from kexpfam.data.scaling import Scaling
 from kexpfam.datasets import two_moons
@@ -44,7 +44,11 @@ def law():
 def box(base, **settings):
     points = two_moons().sample(120, random_state=0)
     bounds = (points.min(0) - 0.1, points.max(0) + 0.2)
-    return KernelExpFamily(base=base, bounds=bounds, **settings).fit(points).density_
+    return (
+        KernelExpFamily(model="kernel", kernel=Kernel(base=base), bounds=bounds, **settings)
+        .fit(points)
+        .density_
+    )
 
 
 def completed():

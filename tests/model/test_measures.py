@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam.fit.bases import MixtureShape, best_mixture, fit_mixture
+from kexpfam.fit.mixture import MixtureShape, best_mixture, fit_mixture
 from kexpfam.model.measures import COVARIANCE_FLOOR, Box, Gaussian, JointMixture, Mixture
 
 FACTORS = np.array([[[1.0, 0.0], [0.5, 0.8]], [[0.4, 0.0], [-0.3, 0.6]]])

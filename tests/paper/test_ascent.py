@@ -8,7 +8,7 @@ import pytest
 from oracles import midpoint_grid
 
 import kexpfam
-from kexpfam import DDE, KernelExpFamily
+from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
 from kexpfam.fit.convex import Convex
 from kexpfam.fit.problem import Problem, Status
@@ -135,7 +135,10 @@ def test_too_few_steps_are_not_called_converged(problem):
 def test_a_model_can_be_stored(solver, tmp_path):
     data = np.random.default_rng(0).normal(size=(40, 1))
     model = KernelExpFamily(
-        solver=solver, lengthscale=1.0, rkhs_penalty=0.1, n_centres=8, random_state=0
+        model="kernel",
+        kernel=Kernel(lengthscale=1.0, rkhs_penalty=0.1, n_centres=8),
+        solver=solver,
+        random_state=0,
     ).fit(data)
     model.save(tmp_path / "model.kexpfam")
     back = kexpfam.load(tmp_path / "model.kexpfam")

@@ -7,7 +7,7 @@ import pytest
 from oracles import linear_space, normal
 
 import kexpfam
-from kexpfam import KernelExpFamily
+from kexpfam import Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
 from kexpfam.fit.problem import Problem, Status
 from kexpfam.judge.diagnosis import sampler_fit
@@ -22,17 +22,19 @@ STEPS = 800
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def mixture(moons):
-    return KernelExpFamily(solver=SinglyDual(steps=STEPS), **SETTINGS).fit(moons)
+    return KernelExpFamily(model="kernel", solver=SinglyDual(steps=STEPS), **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def gaussian(moons):
-    return KernelExpFamily(solver=SinglyDual(family="gaussian", steps=STEPS), **SETTINGS).fit(moons)
+    return KernelExpFamily(model="kernel", solver=SinglyDual(family="gaussian", steps=STEPS), **SETTINGS).fit(
+        moons
+    )
 
 
 @pytest.mark.slow
@@ -65,7 +67,7 @@ def test_the_trace_says_that_the_gap_closed(mixture):
 @pytest.mark.slow
 def test_polish_gives_any_family_the_exact_density(exact, moons):
     solver = SinglyDual(family="gaussian", steps=2, batch_size=256, polish=True)
-    polished = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
+    polished = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
     assert polished.solution_.status is Status.CONVERGED
     assert polished.score(moons) == pytest.approx(exact.score(moons), abs=0.05)
     assert polished.solution_.facts["polish_gain"] > 0.1
@@ -82,7 +84,7 @@ def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
 @pytest.mark.slow
 def test_the_joint_divergence_of_dynamics_bounds_that_of_positions(moons):
     solver = SinglyDual(family="dynamics", steps=20, batch_size=128)
-    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
     facts, kl = model.solution_.facts, sampler_fit(model.density_, moons, 500, key=jr.key(0)).kl
     assert facts["joint_kl"] > facts["sampler_kl"] > -5 * kl.standard_error
     assert kl.value > -5 * kl.standard_error
@@ -113,7 +115,9 @@ def test_a_dual_of_ones_own_is_the_start():
     data = np.random.default_rng(0).normal(0.5, 0.8, (60, 1))
     dual = MixtureDual.of(Mixture.of(jnp.zeros(1), jnp.zeros((1, 1)), jnp.ones((1, 1, 1))))
     solver = SinglyDual(family=dual, steps=0)
-    model = KernelExpFamily(solver=solver, lengthscale=1.0, rkhs_penalty=1e-2, random_state=0).fit(data)
+    model = KernelExpFamily(
+        model="kernel", kernel=Kernel(lengthscale=1.0, rkhs_penalty=1e-2), solver=solver, random_state=0
+    ).fit(data)
     assert model.solution_.status is Status.NO_STEPS
     assert eqx.tree_equal(model.solution_.sampler.reference.means, dual.means)
 

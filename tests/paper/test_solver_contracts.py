@@ -8,7 +8,7 @@ import pytest
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
-from kexpfam.fit.bases import best_mixture
+from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import SOLVERS, Problem, Solver, Status, solver_from
 from kexpfam.integrate.nodes import Integration
 from kexpfam.model import kernels

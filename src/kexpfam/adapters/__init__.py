@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from kexpfam.estimators.base import GivenDensity
+from kexpfam.estimators.derived import GivenDensity
 from kexpfam.model.distributions import AbstractDensity
 
 __all__ = ["density_of"]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from kexpfam.estimators.base import ConditionalEstimator
+from kexpfam.estimators.conditional import ConditionalEstimator
 
 __all__ = ["QuantileRegressor", "quantile_regressors"]
 

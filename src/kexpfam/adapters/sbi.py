@@ -11,7 +11,8 @@ from sbi.neural_nets.estimators.shape_handling import reshape_to_batch_event
 from torch import Tensor
 
 from kexpfam.adapters import density_of
-from kexpfam.estimators.base import ConditionalEstimator, key_from
+from kexpfam.estimators.base import key_from
+from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.model.distributions import AbstractDensity
 
 __all__ = ["KernelEstimator", "posterior"]

@@ -8,6 +8,7 @@ import numpy as np
 from kexpfam import storage
 from kexpfam.cache import use_compilation_cache
 from kexpfam.estimators.base import Estimator
+from kexpfam.estimators.codec import TableCodec
 
 __all__ = ["ESTIMATORS", "load"]
 
@@ -51,9 +52,15 @@ def load(path: str | os.PathLike) -> Estimator:
         estimator.column_names_ = metadata["columns"]
     if metadata.get("targets") is not None:
         estimator.target_names_ = metadata["targets"]
-    estimator._layout, estimator._target_layout = metadata.get("layouts", [None, None])
+    layouts = metadata.get("layouts", [None, None])
+    columns = state["columns"], state["target_columns"]
+    codecs = [
+        None if one is None else TableCodec(one, layout) for one, layout in zip(columns, layouts, strict=True)
+    ]
+    estimator._codec, estimator._target_codec = codecs
     if metadata["fitted_to_frame"]:
         estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
-    for name in (*estimator._stored, *estimator._shared):
-        setattr(estimator, name, state[name.strip("_")])
+    for name in dict.fromkeys((*estimator._stored, *estimator._shared)):
+        if name not in ("_columns", "_target_columns"):
+            setattr(estimator, name, state[name.strip("_")])
     return estimator

@@ -15,7 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.columns import check_targets
 from kexpfam.data.scaling import Scaling, constant_columns
 from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
-from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
+from kexpfam.estimators.base import Seed, key_from, remembered, whole
+from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.kernel_density import (
     FOLDS,
     MOST_HELD_OUT,
@@ -34,7 +35,6 @@ from kexpfam.estimators.mixture_density import (
     inputs,
     safe_log,
 )
-from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.measures import logsumexp

@@ -14,14 +14,15 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.estimators.base import (
-    ConditionalEstimator,
     Seed,
     check_scale,
     key_from,
     keys_from,
     one_of,
+    remembered,
     warn_of_uncertain_normaliser,
 )
+from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.derivatives import (
     DerivativeSpan,
     ValueSpan,
@@ -41,10 +42,9 @@ from kexpfam.estimators.score_matching import (
     score_base,
     trials_of,
 )
-from kexpfam.estimators.showing import remembered
-from kexpfam.fit.bases import best_mixture
 from kexpfam.fit.convex import best_sampler
 from kexpfam.fit.distil import Distillation
+from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Problem, Solution, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, judge, sampler_fit

@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import DensityEstimator, Seed, key_from, whole
-from kexpfam.estimators.showing import remembered
+from kexpfam.estimators.base import Seed, key_from, remembered, whole
+from kexpfam.estimators.density import DensityEstimator
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener

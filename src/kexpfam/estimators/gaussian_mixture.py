@@ -10,9 +10,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import FEWEST_ROWS, DensityEstimator, Seed, key_from
-from kexpfam.estimators.showing import remembered
-from kexpfam.fit.bases import best_mixture
+from kexpfam.estimators.base import Seed, key_from, remembered
+from kexpfam.estimators.codec import FEWEST_ROWS
+from kexpfam.estimators.density import DensityEstimator
+from kexpfam.fit.mixture import best_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.model.measures import Mixture

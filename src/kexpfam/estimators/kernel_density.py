@@ -12,8 +12,8 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import DensityEstimator, Seed, key_from
-from kexpfam.estimators.showing import remembered
+from kexpfam.estimators.base import Seed, key_from, remembered
+from kexpfam.estimators.density import DensityEstimator
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.conformal import Conformal

@@ -17,15 +17,16 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import standard_error, weighted_mean
 from kexpfam.estimators.base import (
-    DensityEstimator,
     Seed,
     check_scale,
     key_from,
     keys_from,
     one_of,
+    remembered,
     warn_of_uncertain_normaliser,
     whole,
 )
+from kexpfam.estimators.density import DensityEstimator
 from kexpfam.estimators.derivatives import (
     Basis,
     DerivativeSpan,
@@ -36,8 +37,7 @@ from kexpfam.estimators.derivatives import (
     full_weights,
     one_standard_error,
 )
-from kexpfam.estimators.showing import remembered
-from kexpfam.fit.bases import best_mixture
+from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Solution, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.integrate.partition import METHODS, log_partition

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
-from kexpfam.fit.bases import MixtureShape, fit_mixture
 from kexpfam.fit.loop import optimiser, run, stepped
+from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem, check_at_least
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp

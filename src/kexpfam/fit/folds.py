@@ -67,7 +67,7 @@ class Folds:
         self.weights = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE).weights
 
     def scores(self, penalty: float) -> np.ndarray:
-        """Return the log density ratio to the base of each row, averaged over the fits that did not see it."""
+        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if all saw it."""
         optimum = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
         self.weights = optimum.weights
         problem = (
@@ -89,7 +89,7 @@ class Folds:
             partitions = log_partitions(check, row)
             totals[out] += np.sum(check.coefficients(row)[place] * self.psi[out], 1) - partitions[place]
             counts[out] += 1.0
-        return totals / counts
+        return np.where(counts > 0.0, totals / np.maximum(counts, 1.0), np.nan)
 
     def _factors(
         self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple

@@ -377,6 +377,7 @@ def learn(
     support: Float[np.ndarray, "2 d"] | None = None,
     warped: Bool[np.ndarray, " d"] | None = None,
     wiring: Wiring | None = None,
+    held: Int[np.ndarray, "k h"] | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Ensemble:
@@ -389,7 +390,8 @@ def learn(
     seed_key, run_key = jr.split(key)
     seed = seed_from(seed_key)
     parts = settings.parts(rows)
-    held, kept, orders = _dealt(rows, dim, settings, np.random.default_rng(seed))
+    held, kept, orders = _dealt(rows, dim, settings, np.random.default_rng(seed), held)
+    parts = len(held) // settings.repeats
     bumps = settings.resolution(rows, dim)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     chain: AbstractChain = (
@@ -425,17 +427,16 @@ def learn(
 
 
 def _dealt(
-    rows: int, dim: int, settings: Learned, rng: np.random.Generator
+    rows: int, dim: int, settings: Learned, rng: np.random.Generator, held: np.ndarray | None = None
 ) -> tuple[Int[np.ndarray, "m h"], Int[np.ndarray, "m k"], Int[np.ndarray, "m d"]]:
-    """Return the rows that each member is judged by, those that it learns from, and its order of the columns."""
-    parts, order, size = settings.parts(rows), rng.permutation(rows), max(1, int(settings.held_out * rows))
-    shifted = [np.roll(order, -size * (k % parts)) for k in range(parts * settings.repeats)]
-    held, kept = np.stack([part[:size] for part in shifted]), np.stack([part[size:] for part in shifted])
-    return (
-        held,
-        kept,
-        np.stack([rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in shifted]),
-    )
+    """Return for each member the rows it is judged by, the rows it learns from, and its order of the columns."""
+    if held is None:
+        size, parts = max(1, int(settings.held_out * rows)), settings.parts(rows)
+        held = rng.permutation(rows)[: parts * size].reshape(parts, size)
+    held = np.tile(held, (settings.repeats, 1))
+    kept = np.stack([np.setdiff1d(np.arange(rows), part) for part in held])
+    orders = [rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in held]
+    return held, kept, np.stack(orders)
 
 
 def held_out_scores(chain: AbstractChain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:

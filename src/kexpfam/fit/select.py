@@ -1,10 +1,9 @@
-"""Base, length scales and penalty, by cross-validation inside the training data.
+"""Settings of the kernel model by cross-validation: base, length scales and penalty.
 
-A setting is a point on a geometric lattice. The search walks along the axes that are open (a power transformation of the
-target, length scales of condition and target, the width of the base), with a path of falling penalties at every point it
-visits; then it tries the length scale of each input on its own. Few rows make the best score a matter of luck, so the search
-does not keep the best setting but the mean of all it has tried, by exponential weights of their scores. Without a condition
-the axes of the condition are closed, and where there are many columns it first finds out which of them f has to depend on.
+A setting is a point on a geometric lattice. A coordinate search moves along the open axes (power transformation of the target,
+length scales of condition and target, width of the base) and follows a path of falling penalties at each point. It then tries
+a length scale of its own for each input. The result is not the best trial but the mean of all trials by exponential weights of
+their scores, which is less variable with few rows. In many columns, the coordinates that f depends on are found first.
 """
 
 from collections.abc import Iterable
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.random as jr
 import numpy as np
+from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import standard_error, weighted_mean
-from kexpfam.fit.bases import fit_base, optimism, tailed_gaussian
+from kexpfam.fit.bases import BASES, fit_base, optimism, tailed_gaussian
 from kexpfam.fit.features import (
     CENTRE_MARGIN,
     CENTRE_SPACING,
@@ -29,45 +29,48 @@ from kexpfam.fit.features import (
     centre_rows,
 )
 from kexpfam.fit.folds import Folds, left_out_rows
-from kexpfam.fit.problem import Problem, check_at_least
+from kexpfam.fit.problem import Problem
 from kexpfam.fit.relevance import relevant_dimensions
+from kexpfam.fit.task import Splits
 from kexpfam.integrate.nodes import Integration
-from kexpfam.model.kernels import median_distance
+from kexpfam.integrate.partition import METHODS
+from kexpfam.model.kernels import KERNELS, median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
+from kexpfam.settings import SettingsRecord, check_at_least, check_positive
 
 __all__ = [
     "Context",
-    "Fixed",
+    "Kernel",
+    "KernelSettings",
     "Scaled",
     "Search",
     "Selection",
-    "Settings",
     "Trial",
-    "contend",
     "reduced",
     "search",
 ]
 
-# Up to this many dimensions all are taken to matter and the base need not be strong.
+# Up to this many dimensions f depends on all of them, and the base is a Gaussian.
 FEW_DIMS = 3
 # Penalties on the way to that of a single length scale, so that Newton's method starts near its optimum.
 WARM_PENALTIES = 2
-# Penalties are tried by powers of ten; half-way to the neighbours of the best, two more.
+# The path of penalties is in powers of ten; two more are tried half-way to the neighbours of the best.
 BETWEEN = 10.0**0.5
+SPACES = ("nystrom", "full", "random_features")
 
 
-class Search(eqx.Module):
-    """How settings are searched for.
+class Search(SettingsRecord):
+    """How the settings of the kernel model are searched for.
 
     Parameters
     ----------
     folds, repeats : int
-        Every setting is scored by this many folds, this many times over.
+        Folds of the cross-validation, and its repetitions.
     rows, conditional_rows : int
         Rows that settings are ranked on, at most; under conditions each row costs a partition function of its own.
     features : Features
-        Features of f while ranking; the fit itself keeps more.
+        Features of f during the search; the final fit has more.
     penalties : tuple of float
         Falling; a path ends after ``patience`` penalties without a better score.
     lengthscales, condition_lengthscales : tuple of float
@@ -75,17 +78,17 @@ class Search(eqx.Module):
     widths : tuple of float
         Widths of a Gaussian base under a condition, in standard deviations of the target.
     worthwhile : float
-        A step of the walk must gain this much (nats); less is noise of the folds.
+        The least gain (nats) of a step of the search.
     relevance_gain, relevance_errors : float
-        A length scale of its own must gain this much (nats) and this many standard errors of the difference.
+        The least gain (nats), plus so many standard errors, of a length scale for a single input.
     relevance_factors : tuple of float
-        What the length scale of a single input is multiplied by.
+        Factors that the length scale of a single input is multiplied by.
     weight : float
         The weight of a trial in the mean is ``exp(weight * rows * (score - best score))``.
     fineness : tuple of float
-        Grids of the target while ranking, as shares of the fit's own: one entry per number of coordinates.
+        Grids of the target during the search, as shares of the fit's own: one entry per number of coordinates.
     draws : int
-        Importance draws while ranking, where there is no grid.
+        Importance draws during the search, where there is no grid.
     rounds : int
         Rounds over the axes, at most.
     """
@@ -114,21 +117,123 @@ class Search(eqx.Module):
     def __check_init__(self) -> None:
         check_at_least(self, 2, "folds", "draws")
         check_at_least(self, 1, "repeats", "patience", "rounds", "rows", "conditional_rows")
-        for name in (
-            "penalties",
-            "lengthscales",
-            "condition_lengthscales",
-            "widths",
-            "relevance_factors",
-            "fineness",
-        ):
-            values = getattr(self, name)
-            if not values or not all(value > 0.0 for value in values):
-                raise ValueError(f"{name} must be positive numbers, one at least; got {values!r}.")
+        check_positive(self, "penalties", "lengthscales", "condition_lengthscales", "widths")
+        check_positive(self, "relevance_factors", "fineness")
 
 
-class Settings(NamedTuple):
-    """What a fit needs; length scales are in model units."""
+class Kernel(SettingsRecord):
+    """Settings of the kernel model ``p0 exp(f - A)``; None is chosen by cross-validation.
+
+    Parameters
+    ----------
+    name : str
+        One of "gaussian", "laplace", "matern32", "matern52", "inverse_multiquadric".
+    lengthscale : float, array of shape (n_targets,) or None
+        Length scale of the target, in units of the standardised data. For p(x), an infinite entry removes a column from f.
+    condition_lengthscale : float, array of shape (n_features,) or None
+        Length scales of the inputs of p(y | x); an infinite one removes an input.
+    rkhs_penalty : float or None
+        The weight of ``|f|^2 / 2``.
+    base : {"gaussian", "box", "mixture"}, measure or None
+        The base measure p0. A measure is in units of the standardised data.
+    base_width : float or None
+        Width of a Gaussian base of p(y | x), in standard deviations of the target.
+    power : bool or None
+        Whether the target of p(y | x) is made less skewed by a Yeo-Johnson transformation.
+    space : {"nystrom", "full", "random_features"}
+        Features of f for p(x): kernels at ``n_centres`` training rows, kernels at all rows, or random Fourier features.
+    n_centres : int or None
+        Number of features, at most; by default 400 for p(x), and 60 features of x, more from 1,200 rows on, for p(y | x).
+    normaliser : {"auto", "grid", "importance", "smc"}
+        How log Z of p(x) is computed.
+    search : Search
+        The cross-validation.
+    integration : Integration
+        Cells and draws of the integrals.
+    """
+
+    name: str = "gaussian"
+    lengthscale: ArrayLike | None = None
+    condition_lengthscale: ArrayLike | None = None
+    rkhs_penalty: float | None = None
+    base: str | AbstractMeasure | None = None
+    base_width: float | None = None
+    power: bool | None = None
+    space: str = "nystrom"
+    n_centres: int | None = None
+    normaliser: str = "auto"
+    search: Search = Search()
+    integration: Integration = Integration()
+
+    def __check_init__(self) -> None:
+        _check_name("kernel", self.name, KERNELS)
+        _check_name("space", self.space, SPACES)
+        _check_name("normaliser", self.normaliser, METHODS)
+        if isinstance(self.base, str):
+            _check_name("base", self.base, BASES)
+        elif self.base is not None and not isinstance(self.base, AbstractMeasure):
+            raise TypeError(f"base must be one of {', '.join(BASES)}, a measure or None; got {self.base!r}.")
+        for name, record in (("search", Search), ("integration", Integration)):
+            if not isinstance(getattr(self, name), record):
+                raise TypeError(f"{name} must be a {record.__name__}, got {getattr(self, name)!r}.")
+        whole = isinstance(self.n_centres, int | np.integer) and not isinstance(self.n_centres, bool)
+        if self.n_centres is not None and not (whole and self.n_centres >= 1):
+            raise ValueError(f"n_centres must be a whole number of at least 1, got {self.n_centres!r}.")
+        _check_scale("lengthscale", self.lengthscale, most_axes=1)
+        _check_scale("condition_lengthscale", self.condition_lengthscale, most_axes=1)
+        for name in ("rkhs_penalty", "base_width"):
+            _check_scale(name, getattr(self, name), most_axes=0)
+
+    def check_widths(self, targets: int, inputs: int) -> None:
+        """Raise if length scales do not fit the numbers of targets and inputs."""
+        for name, width in (("lengthscale", targets), ("condition_lengthscale", inputs)):
+            scales = np.asarray(1.0 if getattr(self, name) is None else getattr(self, name), float)
+            if scales.shape not in ((), (width,)):
+                raise ValueError(
+                    f"{name} must be positive and of shape () or ({width},), got {getattr(self, name)!r}."
+                )
+        if self.lengthscale is not None and not np.any(np.isfinite(np.asarray(self.lengthscale, float))):
+            raise ValueError(
+                f"lengthscale must be finite in one dimension at least; got {self.lengthscale!r}."
+            )
+
+    def features(self, *, conditional: bool) -> Features:
+        """Return the features of the final fit."""
+        if conditional:
+            rank = Features().condition_rank if self.n_centres is None else (self.n_centres, self.n_centres)
+            return Features(condition_rank=rank, floor=PRODUCT_FLOOR)
+        if self.space == "full":
+            return Features(centres=np.iinfo(np.int32).max)
+        return Features() if self.n_centres is None else Features(centres=self.n_centres)
+
+
+# Features below this share of the strongest are left out of a product space.
+PRODUCT_FLOOR = 1e-8
+
+
+def _check_name(what: str, value: Any, known: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"unknown {what} {value!r}: choose one of {', '.join(known)}.")
+
+
+def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
+    """Raise unless a setting is None or positive numbers; only vectors may hold infinity."""
+    if value is None:
+        return
+    try:
+        numbers = np.asarray(value, float)
+    except (TypeError, ValueError):
+        numbers = np.array(np.nan)
+    if (
+        numbers.ndim > most_axes
+        or not np.all(numbers > 0.0)
+        or (most_axes == 0 and not np.all(np.isfinite(numbers)))
+    ):
+        raise ValueError(f"{name} must be positive, got {value!r}.")
+
+
+class KernelSettings(NamedTuple):
+    """The settings of a fit; length scales are in model units."""
 
     base: str
     dims: tuple[int, ...]
@@ -145,40 +250,28 @@ class Settings(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One setting and its cross-validated mean log density of the target, in the data's own units."""
+    """A setting and its cross-validated mean log density of the target, in data units."""
 
-    settings: Settings
+    settings: KernelSettings
     score: float
     standard_error: float
 
 
 class Selection(eqx.Module):
-    """The settings, the base they name, the best single trial (none if the user fixed everything), and every trial.
+    """The settings, their base, the trial of highest score (None if all settings were given), and all trials.
 
-    ``held_out`` is, if asked for, the log density of each row under fits that did not see it; NaN where there was none.
+    ``held_out`` is the log density of each row under fits without its held-out part; NaN for rows in no part.
     """
 
-    settings: Settings
+    settings: KernelSettings
     base: AbstractMeasure
     chosen: Trial | None
     trials: list[Trial]
     held_out: np.ndarray | None = None
 
 
-class Fixed(NamedTuple):
-    """What the user has fixed; ``None`` means: choose. A base in data units is one for each scaling of the target."""
-
-    kernel: str = "gaussian"
-    base: str | AbstractMeasure | dict[bool, AbstractMeasure] | None = None
-    power: bool | None = None
-    condition_lengthscale: float | np.ndarray | None = None
-    lengthscale: float | np.ndarray | None = None
-    base_width: float | None = None
-    rkhs_penalty: float | None = None
-
-
 class Scaled(NamedTuple):
-    """The training rows under one scaling of the target, and what that scaling adds to each log density."""
+    """The training rows under one scaling of the target, and its log-Jacobian at each row."""
 
     sample: Sample
     log_jacobian: np.ndarray
@@ -192,74 +285,106 @@ class Scaled(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a search is run with."""
+    """Inputs of a search besides the rows.
 
-    fixed: Fixed
-    search: Search
-    integration: Integration
-    proposal: AbstractMeasure | None
+    ``bases`` are given base measures by power transformation. ``most_dims`` is the largest number of coordinates of f, if
+    limited. ``compared`` asks for held-out scores.
+    """
+
+    kernel: Kernel
+    splits: Splits
     seed: int
+    proposal: AbstractMeasure | None = None
+    bases: dict[bool, AbstractMeasure] | None = None
+    most_dims: int | None = None
+    compared: bool = False
     report: Listener | None = None
 
 
-def search(scaled: dict[bool, Scaled], context: Context) -> Selection:
-    """Return the settings for the training rows, given under each scaling that may be chosen."""
-    selection = contend(scaled, context, most_dims=None, held_out=False)
-    assert selection is not None, "without a limit on its coordinates a search always finds something"
-    return selection
+def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
+    """Return the settings for the training rows, given under each scaling that may be chosen.
 
-
-def contend(
-    scaled: dict[bool, Scaled], context: Context, *, most_dims: int | None, held_out: bool = True
-) -> Selection | None:
-    """Return the settings and, where other models compete, the held-out scores to be compared with theirs.
-
-    With ``most_dims``, only models whose f depends on so few coordinates enter; there may be none.
+    The result is None if f would depend on more than ``context.most_dims`` coordinates.
     """
-    walks = {kind: _Walk(kind, scaled, context) for kind in _base_kinds(scaled, context)}
-    walks = {kind: walk for kind, walk in walks.items() if most_dims is None or len(walk.dims) <= most_dims}
-    if not walks:
+    kinds = _base_kinds(scaled, context)
+    dims = _coordinates(scaled, kinds[0], context)
+    if context.most_dims is not None and len(dims) > context.most_dims:
         return None
-    first = next(iter(walks.values()))
-    if len(walks) == 1 and first.settled:
-        settings = first.settings(first.start(), float(context.fixed.rkhs_penalty or 0.0))
-        return Selection(settings, first.base(settings, whole=True), None, [])
+    searches = [_LatticeSearch(kind, dims, scaled, context) for kind in kinds]
+    if len(searches) == 1 and searches[0].settled:
+        (only,) = searches
+        settings = only.settings(only.start(), float(context.kernel.rkhs_penalty or 0.0))
+        return Selection(settings, only.base(settings, whole=True), None, [])
     ranked = []
-    for kind, walk in walks.items():
-        # Products of small matrices: waking a second thread for each costs more than it saves.
+    for one in searches:
+        # Products of small matrices are slower with several BLAS threads.
         with threadpool_limits(limits=1, user_api="blas"):
-            settings = walk.run()
-        # A base has seen the points that the folds are scored on; what it gains by that is taken off.
-        gain = optimism(kind, walk.data, seed=context.seed, weight=walk.weight) if len(walks) > 1 else 0.0
-        ranked.append((walk.best.score - gain, settings, walk))
-    score, settings, walk = max(ranked, key=lambda entry: entry[0])
-    rows = walk.held_out(settings, gain=walk.best.score - score) if held_out else None
-    trials = [trial for walk in walks.values() for trial in walk.trials]
-    return Selection(settings, walk.base(settings, whole=True), walk.best, trials, rows)
+            settings = one.run()
+        # The base was fitted to the points that the folds are scored on.
+        data, weight = one.data, one.weight
+        several = len(searches) > 1
+        gain = optimism(one.kind, data, context.splits, seed=context.seed, weight=weight) if several else 0.0
+        ranked.append((one.best.score - gain, gain, settings, one))
+    _, gain, settings, best = max(ranked, key=lambda entry: entry[0])
+    held_out = best.held_out(settings, gain=gain) if context.compared else None
+    trials = [trial for one in searches for trial in one.trials]
+    return Selection(settings, best.base(settings, whole=True), best.best, trials, held_out)
 
 
 def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
-    """Return the kinds of base to choose from: one, unless there are too many columns to be sure of any."""
-    sample, given = next(iter(scaled.values())).sample, context.fixed.base
-    if isinstance(given, AbstractMeasure | dict):
+    """Return the names of the bases to choose from."""
+    sample, given = next(iter(scaled.values())).sample, context.kernel.base
+    if context.bases is not None or isinstance(given, AbstractMeasure):
         return ["given"]
     if given is not None or sample.conditional or sample.target.shape[1] <= FEW_DIMS:
         return [given or "gaussian"]
     return ["gaussian", "mixture"]
 
 
-class _Walk:
-    """The walk over the lattice on one kind of base: where it has been, and the scores it found there."""
+def _coordinates(scaled: dict[bool, Scaled], kind: str, context: Context) -> tuple[int, ...]:
+    """Return the coordinates that f depends on, by a classifier of the data against draws of the first base."""
+    sample = next(iter(scaled.values())).sample
+    targets = np.asarray(sample.target)
+    everything = tuple(range(targets.shape[1]))
+    if sample.conditional:
+        return everything
+    if context.kernel.lengthscale is not None:
+        scales = np.broadcast_to(np.asarray(context.kernel.lengthscale, float), (targets.shape[1],))
+        return tuple(int(j) for j in np.flatnonzero(np.isfinite(scales)))
+    if len(everything) <= FEW_DIMS:
+        return everything
+    base = _fitted_base(kind, sample, power=min(scaled), width=1.0, context=context)
+    return relevant_dimensions(targets, base, seed=context.seed, weight=sample.weight) or everything
 
-    def __init__(self, kind: str, scaled: dict[bool, Scaled], context: Context):
-        self.kind, self.context, self.fixed, self.options = kind, context, context.fixed, context.search
-        self.whole = scaled
-        rows = len(next(iter(scaled.values())).log_jacobian)
-        conditional = next(iter(scaled.values())).sample.conditional
-        most = self.options.conditional_rows if conditional else self.options.rows
-        self.chosen = chosen = np.sort(np.random.default_rng(context.seed).permutation(rows)[:most])
+
+def _fitted_base(
+    kind: str, sample: Sample, *, power: bool, width: float, context: Context
+) -> AbstractMeasure:
+    """Return the base of this name, fitted to the targets of a sample, or the one that was given."""
+    if isinstance(context.kernel.base, AbstractMeasure):
+        return context.kernel.base
+    if context.bases is not None:
+        return context.bases[power]
+    if kind == "mixture" and context.proposal is not None:
+        return context.proposal
+    targets = np.asarray(sample.target)
+    if sample.conditional and kind == "gaussian":
+        return tailed_gaussian(targets, width=width, weight=sample.weight)
+    return fit_base(kind, targets, seed=context.seed, weight=sample.weight)
+
+
+class _LatticeSearch:
+    """The coordinate search on one kind of base, with its trials."""
+
+    def __init__(self, kind: str, dims: tuple[int, ...], scaled: dict[bool, Scaled], context: Context):
+        self.kind, self.dims, self.whole, self.context = kind, dims, scaled, context
+        self.fixed, self.options = context.kernel, context.kernel.search
+        first = next(iter(scaled.values())).sample
+        self.conditional = first.conditional
+        most = self.options.conditional_rows if self.conditional else self.options.rows
+        self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(first))[:most])
         self.scaled = {
-            power: Scaled(part.sample.rows(chosen), part.log_jacobian[chosen])
+            power: Scaled(part.sample.rows(self.chosen), part.log_jacobian[self.chosen])
             for power, part in scaled.items()
         }
         self.sample = next(iter(self.scaled.values())).sample
@@ -269,13 +394,11 @@ class _Walk:
         self.bases: dict[tuple, AbstractMeasure] = {}
         self.centres: dict[bool, Centres] = {}
         self.folds: dict[tuple | None, Folds] = {}
-        self.conditional = conditional
-        self.unit = median_distance(self.sample.condition) if conditional else 1.0
         self.left_out = left_out_rows(
             self.sample, self.options.folds, self.options.repeats, seed=context.seed
         )
-        self.dims = self._dims()
-        self.target_unit = median_distance(self.data[:, self.dims]) if not conditional else 1.0
+        self.unit = median_distance(self.sample.condition) if self.conditional else 1.0
+        self.target_unit = 1.0 if self.conditional else median_distance(self.data[:, self.dims])
         self.axes = self._axes()
 
     @property
@@ -285,12 +408,12 @@ class _Walk:
 
     @property
     def weight(self) -> np.ndarray | None:
-        """Return what all training rows count."""
+        """Return the weights of all training rows."""
         return next(iter(self.whole.values())).sample.weight
 
     @property
     def settled(self) -> bool:
-        """Return whether the user has fixed everything."""
+        """Return whether all settings were given."""
         return not self.axes and self.fixed.rkhs_penalty is not None
 
     @property
@@ -307,55 +430,47 @@ class _Walk:
         if self.conditional and fixed.condition_lengthscale is None:
             axes["condition_lengthscale"] = options.condition_lengthscales
         if fixed.lengthscale is None:
-            # Under a condition the centres of a target cover it down to this length scale.
+            # Under a condition the centres of the target cover it down to this length scale.
             least = (np.ptp(self.data) + 2.0 * CENTRE_MARGIN) / (CENTRE_SPACING * MOST_TARGET_CENTRES)
-            axes["lengthscale"] = tuple(
-                s for s in options.lengthscales if not self.conditional or s >= min(least, 0.125)
-            )
+            allowed = lambda scale: not self.conditional or scale >= min(least, 0.125)
+            axes["lengthscale"] = tuple(scale for scale in options.lengthscales if allowed(scale))
         if self.conditional and fixed.base_width is None and self.kind == "gaussian":
             axes["base_width"] = options.widths
         return axes
 
     def start(self) -> dict[str, int]:
-        """Return the middle of the lattice: where most data sets end nearby."""
-        middle = {
-            "power": True,
-            "condition_lengthscale": 1.0,
-            "lengthscale": 1.0 if self.conditional else 0.35,
-            "base_width": 1.0,
-        }
-        nearest = lambda axis, values: int(
-            np.argmin([abs(np.log((v + 1e-9) / (middle[axis] + 1e-9))) for v in values])
-        )
+        """Return the middle of the lattice, which is near the optimum of most data sets."""
+        middle = {"power": True, "condition_lengthscale": 1.0, "base_width": 1.0}
+        middle["lengthscale"] = 1.0 if self.conditional else 0.35
+        distance = lambda value, centre: abs(np.log((value + 1e-9) / (centre + 1e-9)))
+        nearest = lambda axis, values: int(np.argmin([distance(value, middle[axis]) for value in values]))
         return {axis: nearest(axis, values) for axis, values in self.axes.items()}
 
-    def settings(self, position: dict[str, int], penalty: float) -> Settings:
-        """Return the settings at a point of the lattice, with what the user fixed in its place."""
+    def settings(self, position: dict[str, int], penalty: float) -> KernelSettings:
+        """Return the settings at a point of the lattice, completed by the given ones."""
         at = {axis: self.axes[axis][index] for axis, index in position.items()}
-        fixed, inputs = self.fixed, self.sample.condition.shape[1]
-        scales = (
-            at["condition_lengthscale"] * self.unit
-            if "condition_lengthscale" in at
-            else fixed.condition_lengthscale
-        )
+        fixed = self.fixed
+        inputs = self.sample.condition.shape[1]
+        scales: Any = 1.0 if fixed.condition_lengthscale is None else fixed.condition_lengthscale
+        if "condition_lengthscale" in at:
+            scales = at["condition_lengthscale"] * self.unit
         target = np.asarray(
             at["lengthscale"] * self.target_unit if "lengthscale" in at else fixed.lengthscale, float
         )
         target = np.broadcast_to(target, (len(self.dims),)) if target.ndim == 0 else target
-        return Settings(
+        width = at.get("base_width", 1.0 if fixed.base_width is None else fixed.base_width)
+        return KernelSettings(
             base=self.kind,
             dims=self.dims,
             power=bool(at.get("power", max(self.scaled))),
-            condition_lengthscale=np.broadcast_to(
-                np.asarray(1.0 if scales is None else scales, float), (inputs,)
-            ).copy(),
+            condition_lengthscale=np.broadcast_to(np.asarray(scales, float), (inputs,)).copy(),
             lengthscale=target[np.isfinite(target)].copy(),
-            base_width=float(at.get("base_width", 1.0 if fixed.base_width is None else fixed.base_width)),
+            base_width=float(width),
             rkhs_penalty=penalty,
         )
 
-    def run(self) -> Settings:
-        """Return the settings that the trials of a walk, as far as it was let, speak for."""
+    def run(self) -> KernelSettings:
+        """Return the weighted mean of the evaluated settings; an interrupt ends the search early."""
         finished = self.walk()
         settings = self.weighted_mean()
         if finished and "condition_lengthscale" in self.axes and self.sample.condition.shape[1] > 1:
@@ -363,7 +478,7 @@ class _Walk:
         return settings
 
     def walk(self) -> bool:
-        """Walk along each axis in the direction that improves, in long steps first; return whether it was left to finish."""
+        """Move along each axis in the direction that improves, in long steps first; return whether it finished."""
         position, stride = self.start(), 2
         try:
             score = self.visit(position)
@@ -408,47 +523,40 @@ class _Walk:
             self.best_at[place] = self._visited(self.settings(position, 1.0))
         return self.best_at[place]
 
-    def _visited(self, settings: Settings) -> float:
-        """Return the best score at these length scales: along a path from just above the best penalty that is known."""
+    def _visited(self, settings: KernelSettings) -> float:
+        """Return the best score along a path of penalties that starts just above the best known one."""
         if self.fixed.rkhs_penalty is not None:
             return self.path(settings, (self.fixed.rkhs_penalty,))
         penalties = self.options.penalties
         known = self.best.settings.rkhs_penalty if self.trials else np.inf
         first = max(sum(penalty > 1.1 * known for penalty in penalties) - 1, 0)
+        warm = lambda first: penalties[max(first - WARM_PENALTIES, 0) : first]
         before = len(self.trials)
-        best = self.path(
-            settings, penalties[first:], approach=penalties[max(first - WARM_PENALTIES, 0) : first]
-        )
+        best = self.path(settings, penalties[first:], approach=warm(first))
         while first > 0 and self.trials[before].score == best:
             # The best penalty here may be larger than the known one.
             before, first = len(self.trials), first - 1
-            best = max(
-                best,
-                self.path(
-                    settings, penalties[first : first + 1], approach=penalties[max(first - 2, 0) : first]
-                ),
-            )
+            best = max(best, self.path(settings, penalties[first : first + 1], approach=warm(first)))
         return best
 
     def path(
-        self, settings: Settings, penalties: Iterable[float], *, approach: Iterable[float] = ()
+        self, settings: KernelSettings, penalties: Iterable[float], *, approach: Iterable[float] = ()
     ) -> float:
         """Try falling penalties until the score stops rising; keep every trial and return the best score.
 
         ``approach`` are larger penalties on the way to the first, which are not scored.
         """
         scaled = self.scaled[settings.power]
-        offset, weight = (
-            scaled.log_jacobian + self.base(settings).log_densities(scaled.sample.target),
-            scaled.sample.weight,
-        )
-        folds, is_new = self._posed(settings)
+        offset = scaled.log_jacobian + self.base(settings).log_densities(scaled.sample.target)
+        weight = scaled.sample.weight
+        folds, is_new = self._folds(settings)
         for penalty in approach if is_new else ():
             folds.approach(penalty)
         best, stale = -np.inf, 0
         for penalty in penalties:
             scores = folds.scores(float(penalty)) + offset
-            mean, error = float(weighted_mean(scores, weight)), standard_error(scores, weight)
+            mean = float(weighted_mean(scores, weight))
+            error = standard_error(scores, weight)
             self.trials.append(Trial(settings._replace(rkhs_penalty=float(penalty)), mean, error))
             self.row_scores.append(scores)
             best, stale = (mean, 0) if mean > best else (best, stale + 1)
@@ -458,41 +566,39 @@ class _Walk:
             self.context.report(Report("selection", len(self.trials), 0, {"score": self.best.score}))
         return float(best)
 
-    def _posed(self, settings: Settings) -> tuple[Folds, bool]:
-        """Return the fits at these settings whatever the penalty, and whether they are new; the best so far stay at hand."""
+    def _folds(self, settings: KernelSettings) -> tuple[Folds, bool]:
+        """Return the cross-validated fits at these length scales, and whether they are new; the best are kept."""
         place = lambda settings: (settings.power, settings.base_width, *map(tuple, settings.lengthscales))
         wanted, best = place(settings), place(self.best.settings) if self.trials else None
         if wanted in self.folds:
             return self.folds[wanted], False
+        # Folds are large: all but the best are dropped before new ones are made.
+        self.folds = {best: self.folds[best]} if best in self.folds else {}
+        self.folds[wanted] = self._fits(settings, self.left_out)
+        return self.folds[wanted], True
+
+    def _fits(self, settings: KernelSettings, left_out: np.ndarray) -> Folds:
+        """Return the fits that leave out these rows, masks of shape (fits, rows)."""
         sample, base = self.scaled[settings.power].sample, self.base(settings)
         part, part_base, proposal = reduced(sample, base, settings.dims, self.context.proposal or base)
         if settings.power not in self.centres:
             self.centres[settings.power] = centre_rows(part, self.options.features, seed=self.context.seed)
-        space = build_space(
-            self.fixed.kernel,
-            part,
-            self.centres[settings.power],
-            settings.lengthscales,
-            self.options.features,
-        )
-        problem = Problem(part, part_base, space, 1.0, proposal, self.context.integration)
-        # They are large, so that all others go before new ones are made.
-        self.folds = {best: self.folds[best]} if best in self.folds else {}
-        self.folds[wanted] = Folds(problem, *self._nodes(problem), self.left_out)
-        return self.folds[wanted], True
+        centres = self.centres[settings.power]
+        space = build_space(self.fixed.name, part, centres, settings.lengthscales, self.options.features)
+        problem = Problem(part, part_base, space, 1.0, proposal, self.fixed.integration)
+        return Folds(problem, *self._nodes(problem), left_out)
 
     def _nodes(self, problem: Problem) -> tuple[Nodes, Nodes]:
         """Return the nodes to fit on and those to score on: the same grid, or two sets of draws."""
         if problem.on_grid:
             grid = problem.nodes(fineness=self.options.fineness[problem.sample.target.shape[1] - 1], key=None)
             return grid, grid
-        first, second = (
-            problem.nodes(draws=self.options.draws, key=key) for key in jr.split(jr.key(self.context.seed))
-        )
+        keys = jr.split(jr.key(self.context.seed))
+        first, second = (problem.nodes(draws=self.options.draws, key=key) for key in keys)
         return first, second
 
-    def weighted_mean(self) -> Settings:
-        """Return the mean of the trials (of their logarithms) under the best one's scaling, by exponential weights."""
+    def weighted_mean(self) -> KernelSettings:
+        """Return the mean of the logarithms of the trials under the best scaling, by exponential weights."""
         best = self.best.settings
         trials = [trial for trial in self.trials if trial.settings.power == best.power]
         gaps = np.array([trial.score for trial in trials]) - self.best.score
@@ -500,14 +606,14 @@ class _Walk:
         found: dict[str, Any] = {}
         for name in ("condition_lengthscale", "lengthscale", "base_width", "rkhs_penalty"):
             values = np.array([getattr(trial.settings, name) for trial in trials], float)
-            # Scales that the user gave may be infinite, and infinity times a vanishing weight is no number.
+            # Given scales may be infinite, and infinity times a vanishing weight is NaN.
             same = bool(np.all(values == values[0]))
             found[name] = values[0] if same else np.exp(np.average(np.log(values), axis=0, weights=weights))
         return best._replace(**found)
 
-    def separated(self, settings: Settings) -> Settings:
-        """Return the settings with a length scale of its own for each input where that is worth it."""
-        options = self.options
+    def separated(self, settings: KernelSettings) -> KernelSettings:
+        """Return the settings with a length scale for a single input where the gain is significant."""
+        options, weight = self.options, self.sample.weight
         try:
             scores = self._rows(settings)
             for j in range(len(settings.condition_lengthscale)):
@@ -515,7 +621,7 @@ class _Walk:
                     scales = settings.condition_lengthscale.copy()
                     scales[j] *= factor
                     candidate = settings._replace(condition_lengthscale=scales)
-                    gains, weight = self._rows(candidate) - scores, self.sample.weight
+                    gains = self._rows(candidate) - scores
                     least = options.relevance_gain + options.relevance_errors * standard_error(gains, weight)
                     if weighted_mean(gains, weight) > least:
                         settings, scores = candidate, scores + gains
@@ -524,58 +630,45 @@ class _Walk:
             pass
         return settings
 
-    def _rows(self, settings: Settings) -> np.ndarray:
-        """Return the score of each row at these settings, reached from the larger penalties."""
-        warm = [penalty for penalty in self.options.penalties if penalty > 3.0 * settings.rkhs_penalty]
-        self.path(settings, (settings.rkhs_penalty,), approach=warm[-WARM_PENALTIES:])
+    def _rows(self, settings: KernelSettings) -> np.ndarray:
+        """Return the score of each row at these settings, reached from larger penalties."""
+        self.path(settings, (settings.rkhs_penalty,), approach=self._warm(settings))
         return self.row_scores[-1]
 
-    def held_out(self, settings: Settings, *, gain: float) -> np.ndarray:
-        """Return the score of each training row under fits without it, less what the base gains by having seen it."""
+    def _warm(self, settings: KernelSettings) -> list[float]:
+        """Return penalties on the way to that of the settings."""
+        return [one for one in self.options.penalties if one > 3.0 * settings.rkhs_penalty][-WARM_PENALTIES:]
+
+    def held_out(self, settings: KernelSettings, *, gain: float) -> np.ndarray:
+        """Return the log density of each row of the common splits under fits without its part.
+
+        ``gain`` is the optimism of the base, which was fitted to all rows.
+        """
+        masks = self.context.splits.masks[:, self.chosen]
+        folds = self._fits(settings, masks[masks.any(axis=1)])
+        for penalty in self._warm(settings):
+            folds.approach(penalty)
+        part = self.scaled[settings.power]
+        offset = part.log_jacobian + self.base(settings).log_densities(part.sample.target)
         scores = np.full(len(self.data), np.nan)
-        scores[self.chosen] = self._rows(settings) - gain
+        scores[self.chosen] = folds.scores(settings.rkhs_penalty) + offset - gain
         return scores
 
-    def base(self, settings: Settings, *, whole: bool = False) -> AbstractMeasure:
+    def base(self, settings: KernelSettings, *, whole: bool = False) -> AbstractMeasure:
         """Return the base of the settings, fitted to the rows of the search or to all."""
-        if isinstance(self.fixed.base, AbstractMeasure):
-            return self.fixed.base
-        if isinstance(self.fixed.base, dict):
-            return self.fixed.base[settings.power]
         place = (settings.power, settings.base_width, whole)
         if place not in self.bases:
             sample = (self.whole if whole else self.scaled)[settings.power].sample
-            targets, weight = np.asarray(sample.target), sample.weight
-            if self.kind == "mixture" and self.context.proposal is not None:
-                self.bases[place] = self.context.proposal
-            elif self.conditional and self.kind == "gaussian":
-                self.bases[place] = tailed_gaussian(targets, width=settings.base_width, weight=weight)
-            else:
-                self.bases[place] = fit_base(self.kind, targets, seed=self.context.seed, weight=weight)
+            options: Any = {"power": settings.power, "width": settings.base_width, "context": self.context}
+            self.bases[place] = _fitted_base(self.kind, sample, **options)
         return self.bases[place]
-
-    def _dims(self) -> tuple[int, ...]:
-        """Return the coordinates that f is to depend on."""
-        everything = tuple(range(self.data.shape[1]))
-        if self.conditional:
-            return everything
-        if self.fixed.lengthscale is not None:
-            scales = np.broadcast_to(np.asarray(self.fixed.lengthscale, float), (self.data.shape[1],))
-            return tuple(int(j) for j in np.flatnonzero(np.isfinite(scales)))
-        if len(everything) <= FEW_DIMS:
-            return everything
-        base = self.base(Settings(self.kind, (), False, np.ones(0), np.ones(0), 1.0, 1.0))
-        return relevant_dimensions(self.data, base, seed=self.context.seed, weight=self.weight) or everything
 
 
 def reduced(
     sample: Sample, base: AbstractMeasure, dims: tuple[int, ...], proposal: AbstractMeasure
 ) -> tuple[Sample, AbstractMeasure, AbstractMeasure]:
-    """Return sample, base and proposal in the coordinates that f is to depend on."""
+    """Return sample, base and proposal in the coordinates that f depends on."""
     if len(dims) == sample.target.shape[1]:
         return sample, base, proposal
-    return (
-        Sample(sample.target[:, dims], sample.condition, sample.weight),
-        base.marginal(dims),
-        proposal.marginal(dims),
-    )
+    part = Sample(sample.target[:, dims], sample.condition, sample.weight)
+    return part, base.marginal(dims), proposal.marginal(dims)

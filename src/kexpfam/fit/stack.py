@@ -1,23 +1,27 @@
-"""Which candidates a density is made of: weights of a mixture, by the log density of rows that no candidate had seen."""
+"""Choice between candidates: weights of a mixture of densities by held-out log density."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
+from kexpfam.fit.task import Candidate, Fitted, Task
+from kexpfam.model.distributions import AbstractDensity
+from kexpfam.model.ensemble import Stack
 from kexpfam.model.measures import logsumexp
 
-__all__ = ["Candidate", "compare", "stacking_weights"]
+__all__ = ["CandidateScore", "Stacked", "compare", "compete", "stacking_weights"]
 
-# A candidate is left out if held-out rows lose less than this (nats per row, mean) without it. Not its weight counts: one that
-# describes a row in a thousand has next to none, and may save the thousandth row from a score of -300.
+# A candidate is left out if the mean held-out log density falls by less than this (nats) without it. The weight is no
+# criterion: a candidate of small weight can raise the score of a single row by hundreds of nats.
 SMALLEST_GAIN = 0.003
-# Steps of expectation maximisation; a mixture of few candidates is settled long before.
+# Steps of expectation maximisation.
 EM_STEPS = 500
 
 
-class Candidate(NamedTuple):
-    """A model that competed: its weight in the fitted density, and the mean log density of held-out rows."""
+class CandidateScore(NamedTuple):
+    """Weight of a candidate in the fitted density, and its mean held-out log density with standard error."""
 
     name: str
     weight: float
@@ -25,14 +29,52 @@ class Candidate(NamedTuple):
     standard_error: float
 
     def __str__(self) -> str:
-        return f"{self.weight:.0%} of the density; held-out rows score {self.score:.3f} ± {self.standard_error:.1g}"
+        return f"weight {self.weight:.0%}, held-out log density {self.score:.3f} ± {self.standard_error:.1g}"
+
+
+class Stacked(NamedTuple):
+    """The stacked density, the scores of the candidates, and the candidates."""
+
+    density: AbstractDensity
+    scores: list[CandidateScore]
+    fitted: dict[str, Fitted]
+
+
+def compete(task: Task, candidates: Sequence[Candidate]) -> Stacked:
+    """Fit the candidates in order and stack those that raise the held-out log density."""
+    fitted: dict[str, Fitted] = {}
+    for candidate in candidates:
+        found = candidate.fit(task, fitted)
+        if found is not None:
+            fitted[candidate.name] = found
+    scores = compare(fitted, task.sample.weight)
+    parts: tuple[Any, ...] = tuple(fitted[one.name].density for one in scores if one.weight > 0.0)
+    weights = np.array([one.weight for one in scores if one.weight > 0.0])
+    density = parts[0] if len(parts) == 1 else Stack(parts, weights, parts[0].scaling)
+    return Stacked(density, scores, fitted)
+
+
+def compare(fitted: dict[str, Fitted], counts: np.ndarray | None = None) -> list[CandidateScore]:
+    """Return the weights of the candidates by the rows that all of them were scored on without having seen them."""
+    held_out = {name: one.held_out for name, one in fitted.items() if one.held_out is not None}
+    if not held_out:
+        return [CandidateScore(name, 1.0, np.nan, np.nan) for name in fitted]
+    scores = np.stack(list(held_out.values()), axis=1)
+    scored = np.all(np.isfinite(scores), axis=1)
+    scores, counts = scores[scored], part_of(counts, scored)
+    weights = stacking_weights(scores, counts)
+    means = weighted_mean(scores, counts)
+    errors = [standard_error(column, counts) for column in scores.T]
+    return [
+        CandidateScore(*row) for row in zip(held_out, weights.tolist(), means.tolist(), errors, strict=True)
+    ]
 
 
 def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
     r"""Return the weights that maximise :math:`\sum_i c_i \log \sum_k w_k e^{s_{ik}}` for scores (rows, candidates).
 
-    ``counts`` is what the rows count, by default all the same. The problem is concave. Candidates that held-out rows can do
-    without get no weight.
+    ``counts`` are the weights of the rows. The problem is concave. Candidates that gain less than ``SMALLEST_GAIN`` get
+    weight 0.
     """
     weights, score = _maximised(scores, counts)
     if len(weights) == 1:
@@ -40,11 +82,9 @@ def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np
     fewer = [np.delete(scores, k, axis=1) for k in range(len(weights))]
     losses = [score - _maximised(part, counts)[1] for part in fewer]
     least = int(np.argmin(losses))
-    return (
-        weights
-        if losses[least] > SMALLEST_GAIN
-        else np.insert(stacking_weights(fewer[least], counts), least, 0.0)
-    )
+    if losses[least] > SMALLEST_GAIN:
+        return weights
+    return np.insert(stacking_weights(fewer[least], counts), least, 0.0)
 
 
 def _maximised(scores: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, float]:
@@ -55,13 +95,3 @@ def _maximised(scores: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarra
         totals = logsumexp(log_parts, axis=1)
         weights = weighted_mean(np.exp(log_parts - totals[:, None]), counts)
     return weights, float(weighted_mean(totals, counts))
-
-
-def compare(held_out: dict[str, np.ndarray], counts: np.ndarray | None = None) -> list[Candidate]:
-    """Return the candidates with their weights, by the rows that all of them were scored on without having seen them."""
-    scores = np.stack(list(held_out.values()), axis=1)
-    scored = np.all(np.isfinite(scores), axis=1)
-    scores, counts = scores[scored], part_of(counts, scored)
-    weights, means = stacking_weights(scores, counts), weighted_mean(scores, counts)
-    errors = [standard_error(column, counts) for column in scores.T]
-    return [Candidate(*row) for row in zip(held_out, weights.tolist(), means.tolist(), errors, strict=True)]

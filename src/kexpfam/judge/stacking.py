@@ -9,7 +9,7 @@ from jaxtyping import Array, Key
 
 from kexpfam.data.sample import Sample
 from kexpfam.fit.polish import Polish
-from kexpfam.fit.stack import Candidate
+from kexpfam.fit.stack import CandidateScore
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.diagnosis import PASS_ROWS, SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
@@ -55,7 +55,7 @@ class LearnedDiagnosis(AbstractDiagnosis):
 class StackDiagnosis(AbstractDiagnosis):
     """What was measured about a density of one or more candidates, and about its parts."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidateScore, ...]
     kernel: Diagnosis | None
     learned: LearnedDiagnosis | None
     calibration: Calibration | JointCalibration | None
@@ -74,7 +74,7 @@ def diagnose_stack(
     density: AbstractDensity,
     training: np.ndarray,
     weight: np.ndarray | None,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidateScore],
     kernel: Diagnosis | None,
     polish: Polish | None,
     calibration: Calibration | JointCalibration | None,

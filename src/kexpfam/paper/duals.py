@@ -19,7 +19,7 @@ import scipy.special
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
-from kexpfam.fit.bases import MixtureShape, fit_mixture
+from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp

@@ -17,11 +17,12 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.data.weights import weighted_mean
-from kexpfam.fit.bases import held_out_split
 from kexpfam.fit.convex import Optimum, best_sampler, continuation, likelihood
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import Run, optimiser, run, stepped
+from kexpfam.fit.mixture import VALIDATION_SHARE
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
+from kexpfam.fit.task import Splits
 from kexpfam.integrate.nodes import importance_nodes, seed_from
 from kexpfam.model.measures import Nodes, logsumexp
 from kexpfam.model.networks import ACTIVATIONS
@@ -148,9 +149,8 @@ def learn(
         problem.nodes(key=nodes_key),
         problem.nodes(fineness=problem.integration.finer, key=check_key),
     )
-    training, held_out = (
-        problem.sample.rows(rows) for rows in held_out_split(len(problem.sample), seed=seed_from(seed_key))
-    )
+    splits = Splits.draw(len(problem.sample), parts=1, share=VALIDATION_SHARE, seed=seed_from(seed_key))
+    training, held_out = (problem.sample.rows(rows[0]) for rows in (splits.kept, splits.held))
     part = dataclasses.replace(problem, sample=training)
     scores = lambda state: np.asarray(held_out_score(part, state.f.span, nodes, held_out, check))
     options: dict[str, Any] = {

@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from kexpfam.data.kinds import AbstractKind, Category, Real
-from kexpfam.estimators.base import ConditionalEstimator, GivenDensity, Seed
+from kexpfam.estimators.base import Seed
+from kexpfam.estimators.conditional import ConditionalEstimator
+from kexpfam.estimators.derived import GivenDensity
 from kexpfam.plot.canvas import (
     DATA_COLOUR,
     MODEL_COLOUR,

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.estimators.base import DensityEstimator, Seed
+from kexpfam.estimators.base import Seed
+from kexpfam.estimators.density import DensityEstimator
 from kexpfam.plot.canvas import (
     DATA_COLOUR,
     DENSITY_COLOURS,

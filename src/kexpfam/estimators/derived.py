@@ -1,27 +1,64 @@
-"""Any columns of a joint density given any others, as people call it: densities of some columns, and rows with gaps."""
+"""Densities derived from a fitted one: under one condition, of some columns given others, and completed rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils import check_array
 
 from kexpfam.data.encoding import Columns
-from kexpfam.data.kinds import Category
+from kexpfam.data.frames import as_table
+from kexpfam.data.kinds import AbstractKind, Category
+from kexpfam.data.sample import AnyArray
 from kexpfam.estimators.base import Seed, key_from, whole
-from kexpfam.estimators.reading import TableReader
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
+from kexpfam.model.distributions import scores
 from kexpfam.model.partial import Completions, completed, log_evidence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AnyGivenAny", "CompletedRows", "PartialDensity"]
+__all__ = ["GIVEN_DRAWS", "ROW_DRAWS", "CompletedRows", "GivenDensity", "PartialDensity", "position_of"]
 
-# Completions behind one known row, behind the density of each row of a marginal, and behind each row of a table.
+# Completions of one known row, of each row whose marginal density is computed, and of each row of a table.
 GIVEN_DRAWS, MARGINAL_DRAWS, ROW_DRAWS = 8192, 512, 512
+
+
+class GivenDensity:
+    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
+
+    condition: dict[str, Any] | None = None
+    target_names: list[str] | None = None
+    target_kinds: Sequence[AbstractKind] = ()
+
+    def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
+        self.density, self._flat, self._draws = density, flat, draws
+
+    def score_samples(self, y: ArrayLike) -> np.ndarray:
+        """Return the log density at each y, given with shape (n,) or (n, p)."""
+        points = check_array(as_table(y), dtype=np.float64, ensure_2d=False, input_name="y")
+        width = self.density.scaling.width
+        if points.size % width or (points.ndim > 1 and points.shape[-1] != width):
+            raise ValueError(f"y has {points.shape[-1]} columns, but the model was fitted to {width}.")
+        return scores(self.density, points.reshape(-1, width))
+
+    def log_prob(self, y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
+        """Return the log density at one y as a pure function of JAX."""
+        return self.density.log_prob(y)
+
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
+        """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
+        draws = self._draws(self.density, n_samples, random_state, refine)
+        return draws[:, 0] if self._flat else draws
+
+    def plot(self, **kwargs: Any) -> "Figure":
+        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
+        from kexpfam import plot  # matplotlib is slow to import
+
+        return plot.plot_given(self, **kwargs)
 
 
 class PartialDensity:
@@ -94,7 +131,7 @@ class PartialDensity:
 
     def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
         """Return the density of some of the columns, under the same condition."""
-        kept = [_position(column, self.columns) for column in columns]
+        kept = [position_of(column, self.columns) for column in columns]
         if strangers := [
             column for column, place in zip(columns, kept, strict=True) if place not in self.kept
         ]:
@@ -147,7 +184,7 @@ class CompletedRows:
 
     def quantile(self, levels: ArrayLike, column: Any) -> np.ndarray:
         """Return the quantiles of one column of numbers in every row, (rows, levels)."""
-        place, wanted = _position(column, self.columns), np.atleast_1d(np.asarray(levels, float))
+        place, wanted = position_of(column, self.columns), np.atleast_1d(np.asarray(levels, float))
         if isinstance(self.columns.kinds[place], Category):
             raise ValueError("labels have no quantiles; use sample instead.")
         values, logs = self._completions.rows[:, :, place], self._completions.log_weights
@@ -164,67 +201,7 @@ class CompletedRows:
         return np.stack(found)
 
 
-class AnyGivenAny(TableReader):
-    """What a joint density can do with some of its columns."""
-
-    def given(self, known: Mapping[Any, Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
-        """Return the density of the other columns where these have these values, by name or position.
-
-        ``log_evidence`` of it is the log density of what is given, with its standard error; ``draws`` are behind it where it is
-        not exact.
-        """
-        check_is_fitted(self, "density_")
-        if not isinstance(known, Mapping) or not known:
-            raise ValueError(
-                f"given() takes values by column, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}."
-            )
-        row = self._row(known)
-        return PartialDensity(
-            self.density_, self._columns, row, np.flatnonzero(np.isnan(row)).tolist(), draws=draws
-        )
-
-    def marginal(self, columns: Sequence[Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
-        """Return the density of some columns, by name or position."""
-        check_is_fitted(self, "density_")
-        kept = [
-            _position(column, self._columns)
-            for column in ([columns] if isinstance(columns, str | int) else columns)
-        ]
-        return PartialDensity(
-            self.density_, self._columns, np.full(len(self._columns.kinds), np.nan), kept, draws=draws
-        )
-
-    def conditionals(self, X: ArrayLike, *, draws: int = ROW_DRAWS, random_state: Seed = 0) -> CompletedRows:
-        """Return what missing cells of the rows of X may be, given the others of their row."""
-        points = self._checked_points(X)  # type: ignore[attr-defined]
-        if not np.all(self._columns.inside(points)):
-            raise ValueError(
-                f"row {int(np.argmin(self._columns.inside(points)))} has cells that lie outside the support."
-            )
-        return CompletedRows(self.density_, self._columns, points, draws, random_state)
-
-    def impute(
-        self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, draws: int = ROW_DRAWS
-    ) -> Any:
-        """Return the rows of X with their missing cells drawn given the others.
-
-        One sample is a table like X; several are of shape (rows, n_samples, columns).
-        """
-        rows = self.conditionals(X, draws=draws, random_state=0).sample(n_samples, random_state)
-        return rows if n_samples > 1 else self._rows_like(None, rows[:, 0], self._names or [])
-
-    def _row(self, known: Mapping[Any, Any]) -> np.ndarray:
-        row = np.full(len(self._columns.kinds), np.nan)
-        for column, cell in known.items():
-            place = _position(column, self._columns)
-            one = Columns((self._columns.kinds[place],), (str(column),))
-            row[place] = one.encode([np.array([cell], object)])[0, 0]
-            if not one.inside(row[place].reshape(1, 1))[0] or np.isnan(row[place]):
-                raise ValueError(f"{cell!r} is no value of {column!r}, which is {one.kinds[0]}.")
-        return row
-
-
-def _position(column: Any, columns: Columns) -> int:
+def position_of(column: Any, columns: Columns) -> int:
     """Return the position of a column that is named, or given by its position."""
     shown = list(columns.shown)
     if column in shown:

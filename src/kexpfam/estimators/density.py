@@ -1,0 +1,75 @@
+"""The face of a density ``p(x)``."""
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+from sklearn.base import DensityMixin
+from sklearn.utils.validation import check_is_fitted
+
+from kexpfam.data.sample import AnyArray
+from kexpfam.data.tables import numbered
+from kexpfam.data.weights import counted_mean
+from kexpfam.estimators.base import Estimator, Seed
+from kexpfam.progress import Listener
+
+__all__ = ["DensityEstimator"]
+
+
+class DensityEstimator(DensityMixin, Estimator):
+    """Base class of estimators of ``p(x)``."""
+
+    conditional: ClassVar[bool] = False
+
+    def _fit(self, X: np.ndarray, listener: Listener | None) -> Any:
+        """Fit to rows that were checked; estimators with a ``fit`` of their own do not have it."""
+        raise NotImplementedError
+
+    def fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the density to the rows of X; y is ignored.
+
+        A row of weight 2 counts as two equal rows, a row of weight 0 is left out; see ``docs/weights.md``.
+        """
+        with self._fitting() as listener:
+            self._note_names(X)
+            points = self._read(X, reset=True)
+            (points,) = self._counted(sample_weight, points)
+            self._fit(points, listener)
+        return self
+
+    def score_samples(self, X: ArrayLike) -> np.ndarray:
+        """Return the normalised log density of each row, in the data's own units; -inf outside a bounded support."""
+        return self._log_density(self.density_, self._checked_points(X))
+
+    def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
+        """Return ``log p(x)`` at one point as a pure JAX function, to be jitted, differentiated and vmapped.
+
+        It equals ``score_samples`` of that point. It is computed in float64 and returned in the precision of x.
+        """
+        check_is_fitted(self, "density_")
+        return self.density_.log_prob(x)
+
+    def score(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> float:
+        """Return the (weighted) mean log density of the rows."""
+        return counted_mean(self.score_samples(X), sample_weight)
+
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+        """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see ``set_output``).
+
+        ``refine=0`` draws from the fitted sampler. ``refine=k`` resamples by importance weight and moves each draw by k
+        steps of HMC, which leaves the density invariant.
+        """
+        check_is_fitted(self, "density_")
+        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine))
+        return self._codec.rows(draws, self._output, self._names or numbered(draws.shape[1]))
+
+    @property
+    def training_data_(self) -> np.ndarray:
+        """The rows the model was fitted to, in the data's own units."""
+        check_is_fitted(self, "density_")
+        return self._decoded(self.density_.scaling.to_data(self._training))
+
+    def _checked_points(self, X: ArrayLike) -> np.ndarray:
+        check_is_fitted(self, "density_")
+        return self._read(X)

@@ -1,0 +1,389 @@
+"""The part that both of the library's own estimators share: settings, candidates, row blocks and the diagnosis."""
+
+import copy
+import dataclasses
+import os
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Key
+from numpy.typing import ArrayLike
+
+from kexpfam import processes, storage
+from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
+from kexpfam.data.columns import check_columns, check_kinds, check_targets
+from kexpfam.data.kinds import AbstractKind, Bounded, Integer, Positive, Real
+from kexpfam.data.sample import Sample
+from kexpfam.data.scaling import Scaling
+from kexpfam.data.units import Units
+from kexpfam.estimators.base import Estimator, key_from, keys_from, listening, one_of, shown
+from kexpfam.estimators.codec import kinds_of_targets
+from kexpfam.estimators.row_source import RowSource, mean_score, paired_blocks
+from kexpfam.fit.candidates import FEWEST_CHAIN_ROWS, MODELS, candidates
+from kexpfam.fit.kernel import KernelFit
+from kexpfam.fit.learned import EFFORTS, Learned
+from kexpfam.fit.polish import Polish
+from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
+from kexpfam.fit.select import Kernel, Selection
+from kexpfam.fit.stack import CandidateScore, compete
+from kexpfam.fit.task import Fitted, Keys, Splits, Task
+from kexpfam.integrate.nodes import seed_from
+from kexpfam.judge.calibration import Calibration, JointCalibration
+from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
+from kexpfam.judge.stacking import diagnose_stack
+from kexpfam.model.density import Density, Inputs
+from kexpfam.model.distributions import scores
+from kexpfam.model.ensemble import MixedDensity, Stack
+from kexpfam.model.measures import AbstractMeasure
+from kexpfam.model.mixed import Embedding
+from kexpfam.model.partial import log_evidence
+from kexpfam.model.precision import double_precision
+from kexpfam.progress import Listener
+from kexpfam.settings import copy_changed_records
+
+__all__ = ["KernelModel"]
+
+# Completions of a row with missing values in columns that had none during fit.
+GAP_DRAWS = 2048
+
+
+class KernelModel(Estimator):
+    """Base class of ``KernelExpFamily`` and ``ConditionalKernelExpFamily``."""
+
+    _takes_kinds: ClassVar[bool] = True
+    _stored: ClassVar[tuple[str, ...]] = ("density_", "_training", "candidates_", "fits_", "n_rows_")
+    model: str
+    kernel: str | Kernel
+    solver: str | Solver
+    learned: Learned | None
+    effort: str
+    bounds: Any
+    columns: dict | None
+    rows: Rows | None
+    random_state: Any
+    progress: bool | Listener
+    checkpoint: str | os.PathLike | None
+    candidates_: list[CandidateScore]
+    fits_: dict[str, Fitted]
+    n_rows_: int
+
+    # Settings.
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``kernel__lengthscale`` sets a field of the record ``kernel``, as in scikit-learn."""
+        nested = {key.partition("__")[0] for key in params if "__" in key}
+        if "kernel" in nested and isinstance(params.get("kernel", self.kernel), str):
+            params["kernel"] = Kernel(params.get("kernel", self.kernel))
+        if "learned" in nested and params.get("learned", self.learned) is None:
+            params["learned"] = EFFORTS[self.effort]
+        if "rows" in nested and params.get("rows", self.rows) is None:
+            params["rows"] = Rows()
+        whole = {key: value for key, value in params.items() if "__" not in key}
+        super().set_params(**whole)
+        copy_changed_records(self, params)
+        return super().set_params(**{key: value for key, value in params.items() if "__" in key})
+
+    @property
+    def _kernel(self) -> Kernel:
+        """Return the settings of the kernel model; a name is its short form."""
+        if isinstance(self.kernel, Kernel):
+            return self.kernel
+        if not isinstance(self.kernel, str):
+            raise TypeError(f"kernel must be a name or a Kernel, got {shown(self.kernel)}.")
+        return Kernel(self.kernel)
+
+    @property
+    def _learned(self) -> Learned:
+        return self.learned or EFFORTS[self.effort]
+
+    def _asked(self, rows: int) -> frozenset[str]:
+        """Return the candidates whose settings were changed; they compete with ``model="auto"`` in any case."""
+        chain = self.learned is not None or (self.effort == "best" and rows >= FEWEST_CHAIN_ROWS)
+        kernel = self._kernel != Kernel() or self.solver != "auto"
+        return frozenset(name for name, asked in (("kernel", kernel), ("chain", chain)) if asked)
+
+    def _check_settings(self) -> None:
+        """Raise for settings that are wrong or exclude one another."""
+        one_of("model", self.model, MODELS)
+        one_of("effort", self.effort, EFFORTS)
+        for name, record in (("learned", Learned), ("rows", Rows)):
+            if not isinstance(getattr(self, name), record | None):
+                raise TypeError(
+                    f"{name} must be a {record.__name__} or None, got {shown(getattr(self, name))}."
+                )
+        if not isinstance(self.checkpoint, str | os.PathLike | None):
+            raise TypeError(f"checkpoint must be a path or None, got {shown(self.checkpoint)}.")
+        if self.model in ("chain", "mixture") and (self._kernel != Kernel() or self.solver != "auto"):
+            raise ValueError(
+                f"kernel and solver are settings of the kernel model, and model is {self.model!r}."
+            )
+        if self.model in ("kernel", "mixture") and self.learned is not None:
+            raise ValueError(f"learned is a setting of the chain, and model is {self.model!r}.")
+        if processes.place().size > 1 and not isinstance(self.random_state, int | np.integer):
+            raise ValueError(
+                f"several processes need the same integer random_state, got {shown(self.random_state)}."
+            )
+
+    # Fitting.
+
+    def _source(
+        self, X: Any, y: Any, sample_weight: ArrayLike | None, listener: Listener | None
+    ) -> RowSource:
+        """Return the rows of a fit."""
+        self._check_settings()
+        seed = seed_from(key_from(self.random_state))
+        options: Any = {"seed": seed, "report": listener, "conditional": self.conditional}
+        source = RowSource.of(X, y, sample_weight, self.rows or Rows(), **options)
+        if source.ends is not None and self.bounds is not None and not np.any(np.isnan(source.ends)):
+            checked_bounds(self.bounds, source.ends)
+        return source
+
+    def _fit_model(
+        self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None
+    ) -> None:
+        """Fit to targets under conditions, which may have width zero."""
+        self._check_columns(targets, X)
+        task = self._task(targets, X, source, listener)
+        kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
+        kernel.check_widths(targets.shape[1], X.shape[1])
+        chosen = candidates(task, self.model, kernel, solver, self._learned, asked=self._asked(len(targets)))
+        stacked = compete(task._replace(compared=len(chosen) > 1), chosen)
+        self.density_, self.candidates_ = stacked.density, stacked.scores
+        stripped = lambda one: dataclasses.replace(one, density=None, held_out=None)
+        self.fits_ = {name: stripped(one) for name, one in stacked.fitted.items()}
+        self.n_rows_ = len(targets) if source.rows is None else source.rows
+
+    def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:
+        """Return the task of the candidates."""
+        keys = Keys(*keys_from(self.random_state, len(Keys._fields)))
+        kinds, weight, settings = self._described.kinds, self._weight, self._learned
+        numeric = _is_numeric(targets, kinds)
+        scaling = Scaling.standardising(targets, weight=weight, logs=_logs(kinds)) if numeric else None
+        scaling = scaling or Units.of(targets, kinds, weight=weight)
+        encoder = self._encoder(X)
+        condition = encoder.to_model(X)
+        shares: Any = {"parts": settings.parts(len(targets)), "share": settings.held_out, "seed": keys.seed}
+        checkpoint = None if self.checkpoint is None else self._checkpoint
+        return Task(
+            targets,
+            kinds,
+            scaling,
+            Sample(scaling.to_model(targets), condition, weight),
+            Inputs.of(encoder, condition),
+            Splits.draw(len(targets), **shares),
+            keys,
+            numeric,
+            self._support(targets),
+            report=listener,
+            checkpoint=checkpoint,
+            mean_feature=source.mean_feature(self._detached()._read, listener),
+        )
+
+    def _checkpoint(self, name: str, fingerprint: Any) -> storage.Checkpoint:
+        suffix = "" if name == "kernel" else f".{name}"
+        return storage.Checkpoint(f"{self.checkpoint}{suffix}", fingerprint)
+
+    def _encoder(self, X: np.ndarray) -> Scaling:
+        """Return the map from conditions to model units; labels, angles, atoms and gaps take several numbers."""
+        kinds = self._columns.kinds if self.conditional else ()
+        numbers = all(isinstance(kind, Real | Positive | Bounded | Integer) for kind in kinds)
+        if numbers and not np.any(np.isnan(X)):
+            return Scaling.standardising(X, power=True, weight=self._weight, logs=_logs(kinds))
+        return Embedding.fitted(X, kinds, weight=self._weight)
+
+    def _support(self, targets: np.ndarray) -> np.ndarray | None:
+        """Return the lower and upper ends of a box around all targets, shape (2, d), or None."""
+        kinds = self._described.kinds
+        if self.bounds is not None:
+            if not self._described.plain or np.any(np.isnan(targets)):
+                raise ValueError(
+                    "bounds are for tables of real columns: use columns={...: 'bounded:0:1'} instead."
+                )
+            return checked_bounds(self.bounds, targets)
+        if not all(isinstance(kind, Bounded) for kind in kinds) or not _is_numeric(targets, kinds):
+            return None
+        return np.array([kind.ends for kind in kinds]).T
+
+    def _check_columns(self, targets: np.ndarray, X: np.ndarray) -> None:
+        """Raise for columns without a density; warn of columns that look like another kind."""
+        described, wanted = self._described, self.get_params(deep=False).get("target_columns")
+        wanted = kinds_of_targets(wanted) if self.conditional else self.columns
+        # Columns with bounds are not doubted.
+        described.hints(
+            targets, wanted if self.bounds is None else dict.fromkeys(range(targets.shape[1]), "real")
+        )
+        complete = not np.any(np.isnan(X)) and not np.any(np.isnan(targets))
+        if not (described.plain and self._columns.plain and complete):
+            check_kinds(targets, described)
+        elif self.conditional:
+            check_targets(X, targets, self._names, self._target_names)
+        else:
+            check_columns(targets, self._names)
+
+    def _keep_rows(self, most: int) -> None:
+        """Keep at most ``most`` training rows for plots and the diagnosis.
+
+        All rows are kept where the diagnosis needs them: a kernel model of p(y | x) has a normaliser per row, and a solver
+        that chose the space of f left no mean of its features over all rows.
+        """
+        rows, kernel = len(self._training), self._kernel_fit
+        needed = False
+        if kernel is not None:
+            problem = kernel.problem.within(kernel.solution.tilt.space)
+            needed = kernel.problem.mean_feature is None or problem.mean_feature is None
+        if rows <= most or needed:
+            return
+        rng = np.random.default_rng(seed_from(key_from(self.random_state)))
+        kept = np.sort(rng.permutation(rows)[:most])
+        for name in ("_training", "_training_targets", "_weight"):
+            if getattr(self, name, None) is not None:
+                setattr(self, name, getattr(self, name)[kept])
+        if kernel is not None:
+            selection = eqx.tree_at(
+                lambda found: found.held_out, kernel.selection, None, is_leaf=lambda x: x is None
+            )
+            details = KernelFit(kernel.problem.trimmed(kept), kernel.solution, selection)
+            self.fits_ = self.fits_ | {"kernel": dataclasses.replace(self.fits_["kernel"], details=details)}
+
+    def _detached(self) -> Self:
+        """Return a copy without progress and checkpoint, for worker processes."""
+        alone = copy.copy(self)
+        alone.progress, alone.checkpoint = False, None
+        return alone
+
+    # Row blocks.
+
+    def _blocks(self, X: Any, y: Any, weight: ArrayLike | None = None) -> RowBlocks | None:
+        """Return a source of row blocks, or None if X is a table."""
+        blocks = row_blocks(X, self.rows or Rows())
+        return None if blocks is None else paired_blocks(blocks, y, weight, conditional=self.conditional)
+
+    def _mean_score(self, blocks: RowBlocks, *, weighted: bool) -> float:
+        with listening(self.progress) as listener:
+            return mean_score(self._detached().score_samples, blocks, weighted=weighted, report=listener)
+
+    @property
+    def _effective_rows(self) -> float:
+        # Rows that were not kept count like those that were.
+        kept = len(self._training)
+        return super()._effective_rows * (self.n_rows_ / kept if kept == (self.rows or Rows()).kept else 1.0)
+
+    # Results of the fit.
+
+    @property
+    def _kernel_fit(self) -> KernelFit | None:
+        """Return the record of the kernel model, if it has a part in the density."""
+        part = any(one.name == "kernel" and one.weight > 0.0 for one in self.candidates_)
+        return self.fits_["kernel"].details if part else None
+
+    @property
+    def _problem(self) -> Problem | None:
+        return None if self._kernel_fit is None else self._kernel_fit.problem
+
+    @property
+    def solution_(self) -> Solution | None:
+        """The solution of the kernel model: f, sampler, status and trace; None if it has no part in the density."""
+        return None if self._kernel_fit is None else self._kernel_fit.solution
+
+    @property
+    def selection_(self) -> Selection | None:
+        """The selected settings of the kernel model and all trials; None if no kernel model was fitted."""
+        return self.fits_["kernel"].details.selection if "kernel" in self.fits_ else None
+
+    @property
+    def lengthscale_(self) -> np.ndarray | None:
+        """The length scale of the target in the kernel model, or None."""
+        return None if self._kernel_fit is None else self._kernel_fit.selection.settings.lengthscale
+
+    @property
+    def rkhs_penalty_(self) -> float | None:
+        """The penalty of the kernel model, or None."""
+        return None if self._kernel_fit is None else self._kernel_fit.selection.settings.rkhs_penalty
+
+    @property
+    def base_(self) -> AbstractMeasure | None:
+        """The base measure of the kernel model, or None."""
+        return None if self._kernel_fit is None else self._kernel_fit.selection.base
+
+    @property
+    def polish_(self) -> Polish | None:
+        """The convex polish of the chain's tilts; None if there is no chain or the polish did not help."""
+        return self.fits_["chain"].details if "chain" in self.fits_ else None
+
+    @property
+    def columns_(self) -> dict[str | int, AbstractKind]:
+        """The kind of each column of X, by name or position."""
+        return self._columns.shown
+
+    def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
+        """Return log densities; -inf outside the support. Missing values without a learned state are integrated out."""
+        inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
+        known = isinstance(density, MixedDensity)
+        learned = np.array(density.scaling.gaps) if known else np.zeros(targets.shape[1], bool)
+        if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
+            found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
+            inside &= ~gaps
+            if not np.any(inside):
+                return found
+        parts = [part[inside] for part in X]
+        if isinstance(density.scaling, Units):  # infinity is an atom and NaN a missing value
+            found[inside] = density.log_density(targets[inside], *parts)
+        else:
+            found[inside] = scores(density, targets[inside], *parts)
+        return found
+
+    def _diagnosed(
+        self, calibration: Calibration | JointCalibration | None, settings: Any, key: Key[Array, ""]
+    ) -> AbstractDiagnosis:
+        if not isinstance(settings, Judgement | None):
+            raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
+        parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
+        kernel = next((part for part in parts if isinstance(part, Density)), None)
+        judged, fit = None, self._kernel_fit
+        if kernel is not None and fit is not None:
+            alone = kernel is self.density_
+            training = self._training if self.conditional else np.asarray(fit.problem.sample.target)
+            with double_precision():
+                own = calibration if alone else None
+                judged = diagnose(
+                    fit.problem, kernel, training, fit.solution.status, own, settings=settings, key=key
+                )
+            if alone:
+                return judged
+        facts = self._training, self._weight, self.candidates_, judged, self.polish_, calibration
+        return diagnose_stack(self.density_, *facts, settings=settings, key=key)
+
+
+def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:
+    """Return whether all targets are complete real numbers, on the line, on the half-line or in one finite box."""
+    numbers = all(isinstance(kind, Real | Positive | Bounded) for kind in kinds)
+    bounded = [kind for kind in kinds if isinstance(kind, Bounded)]
+    box = len(bounded) in (0, len(kinds)) and all(np.all(np.isfinite(kind.ends)) for kind in bounded)
+    return numbers and box and not np.any(np.isnan(targets))
+
+
+def _logs(kinds: tuple[AbstractKind, ...]) -> tuple[bool, ...]:
+    """Return for each column whether its logarithm is modelled."""
+    return (
+        tuple(isinstance(kind, Positive) for kind in kinds)
+        if any(isinstance(kind, Positive) for kind in kinds)
+        else ()
+    )
+
+
+def checked_bounds(bounds: Any, targets: np.ndarray) -> np.ndarray:
+    """Return the bounds with shape (2, d), or raise if they are malformed or exclude some targets."""
+    try:
+        ends = np.stack([np.broadcast_to(np.asarray(side, float), (targets.shape[1],)) for side in bounds])
+        low, high = ends
+    except (TypeError, ValueError):
+        message = f"bounds must be a pair, each a number or one number per column ({targets.shape[1]}); got {shown(bounds)}."
+        raise ValueError(message) from None
+    if not np.all(np.isfinite(ends)) or not np.all(low < high):
+        raise ValueError(
+            f"bounds must be finite, the lower below the upper one, in every column; got {shown(bounds)}."
+        )
+    if np.any((targets < low) | (targets > high)):
+        raise ValueError("some rows lie outside the bounds: widen them, or remove these rows.")
+    return ends

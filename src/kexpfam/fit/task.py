@@ -1,0 +1,148 @@
+"""The protocol of the candidates: a ``Task`` goes in, a ``Fitted`` comes out.
+
+Every candidate is fitted to the same rows in the same units. ``Splits`` decides which rows are held out, once per fit, so
+that the held-out scores of all candidates refer to the same rows.
+"""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from kexpfam.data.kinds import AbstractKind
+from kexpfam.data.sample import Sample
+from kexpfam.data.scaling import Scaling
+from kexpfam.fit.problem import Checkpoint, Status
+from kexpfam.integrate.nodes import seed_from
+from kexpfam.model.density import Inputs
+from kexpfam.model.distributions import AbstractDensity
+from kexpfam.progress import Listener
+
+__all__ = ["Candidate", "Fitted", "Keys", "Splits", "Task"]
+
+
+class Splits(NamedTuple):
+    """Row indices of disjoint held-out parts, shape (parts, rows per part); some rows may be in no part."""
+
+    rows: int
+    held: Int[np.ndarray, "k h"]
+
+    @staticmethod
+    def draw(rows: int, *, parts: int, share: float, seed: int) -> "Splits":
+        """Return ``parts`` random disjoint parts, each with this share of the rows."""
+        size = max(1, int(share * rows))
+        order = np.random.default_rng(seed).permutation(rows)
+        return Splits(rows, order[: parts * size].reshape(parts, size))
+
+    @property
+    def kept(self) -> Int[np.ndarray, "k m"]:
+        """Return the rows outside each part."""
+        return np.stack([np.setdiff1d(np.arange(self.rows), part) for part in self.held])
+
+    @property
+    def masks(self) -> np.ndarray:
+        """Return the parts as boolean masks of shape (parts, rows)."""
+        masks = np.zeros((len(self.held), self.rows), bool)
+        masks[np.arange(len(self.held))[:, None], self.held] = True
+        return masks
+
+
+class Keys(NamedTuple):
+    """Random keys of the stages of a fit."""
+
+    selection: Key[Array, ""]
+    space: Key[Array, ""]
+    solver: Key[Array, ""]
+    density: Key[Array, ""]
+    chain: Key[Array, ""]
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of selection, splits and mixtures."""
+        return seed_from(self.selection)
+
+
+class Task(NamedTuple):
+    """Everything a candidate is fitted to.
+
+    ``values`` are the targets in data units, ``sample`` targets and conditions in model units with their weights. ``numeric``
+    is False if some targets are discrete, half-open or missing. ``support`` holds the lower and upper ends of a box around
+    the targets, shape (2, d) in data units. ``compared`` is False if there is a single candidate, which needs no held-out
+    scores. ``mean_feature`` computes means of features over rows that are not in memory.
+    """
+
+    values: Float[np.ndarray, "n d"]
+    kinds: tuple[AbstractKind, ...]
+    scaling: Scaling
+    sample: Sample
+    inputs: Inputs
+    splits: Splits
+    keys: Keys
+    numeric: bool = True
+    support: Float[np.ndarray, "2 d"] | None = None
+    compared: bool = False
+    report: Listener | None = None
+    checkpoint: Callable[[str, Any], Checkpoint] | None = None
+    mean_feature: Callable[..., np.ndarray] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Return the number of targets."""
+        return self.values.shape[1]
+
+    @property
+    def conditional(self) -> bool:
+        """Return whether the targets have a condition."""
+        return self.sample.conditional
+
+    @property
+    def log_jacobian(self) -> Float[np.ndarray, " n"]:
+        """Return the term that turns log densities in model units into data units."""
+        return self.scaling.log_jacobian(self.values)
+
+    def checkpoint_for(self, name: str, fingerprint: Any) -> Checkpoint | None:
+        """Return the checkpoint of a candidate, or None if the fit has none."""
+        return None if self.checkpoint is None else self.checkpoint(name, fingerprint)
+
+
+class Fitted(eqx.Module):
+    """A fitted candidate.
+
+    Parameters
+    ----------
+    density : AbstractDensity
+    held_out : array of shape (n,) or None
+        Log density of each row, in data units, under fits that did not see it; NaN for rows in no held-out part.
+    status : Status
+        How the fit ended.
+    facts : dict of float
+        Named measurements.
+    trace : dict of arrays
+        One number per step.
+    details : object
+        The candidate's own record: settings, problem, solution.
+    """
+
+    density: AbstractDensity | None
+    held_out: Float[np.ndarray, " n"] | None
+    status: Status
+    facts: dict[str, float]
+    trace: dict[str, np.ndarray]
+    details: Any = None
+
+
+class Candidate(abc.ABC):
+    """A density estimator that competes by held-out log density; ``name`` is its name in ``CANDIDATES``."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def refusal(self, task: Task) -> str | None:
+        """Return why the candidate cannot be fitted to the task, or None if it can."""
+
+    @abc.abstractmethod
+    def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted | None:
+        """Return the fitted candidate, or None if it withdraws; ``earlier`` holds the candidates fitted before it."""
