@@ -49,7 +49,7 @@ def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> d
         return found
 
     streaming.gone_through = overview.gone_through = timed
-    brief = {"base": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)}
+    brief = {"model": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)}
     settings = brief if learned else {"lengthscale": 0.3, "rkhs_penalty": 1e-4}
     model = KernelExpFamily(**settings, random_state=0).fit(path)
     model.score(path)

@@ -98,7 +98,7 @@ def cell(path: Path, table: str) -> dict[str, float]:
     brief = Learned(folds=2, repeats=1, epochs=1)
     settings = {
         "rings": {},
-        "brief": {"base": "chain", "learned": brief},
+        "brief": {"model": "chain", "learned": brief},
         "chain": {"base": "chain", "effort": "fast"},
     }
     warnings.simplefilter("ignore")

@@ -3,11 +3,13 @@
 import contextlib
 import itertools
 from statistics import NormalDist
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kexpfam import Kernel
 from kexpfam.data.sample import Sample
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Linear
@@ -82,3 +84,12 @@ def with_constants(module, **values):
         for name, value in values.items():
             patch.setattr(module, name, value)
         yield
+
+
+def changed(settings: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return settings of an estimator with some changed; fields of ``kernel`` are changed in that record."""
+    own = settings["kernel"].get_params(deep=False)
+    if isinstance(name := changes.pop("kernel", None), str):
+        changes["name"] = name
+    record = Kernel(**own | {name: value for name, value in changes.items() if name in own})
+    return settings | {name: value for name, value in changes.items() if name not in own} | {"kernel": record}

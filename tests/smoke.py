@@ -12,7 +12,7 @@ import kexpfam
 from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.datasets import two_moons
 
-GIVEN = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "random_state": 0}
+GIVEN = {"model": "kernel", "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2), "random_state": 0}
 
 
 def main() -> None:

@@ -53,7 +53,12 @@ def table(folder):
 def model(folder, table):
     """Return a model file, fitted through the library."""
     data = pd.read_csv(table)[["left", "right"]].to_numpy()
-    settings = {"solver": "exact", "lengthscale": 1.0, "rkhs_penalty": 0.01, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01),
+        "solver": "exact",
+        "random_state": 0,
+    }
     estimator = KernelExpFamily(**settings).fit(data)
     estimator.column_names_ = ["left", "right"]
     estimator.save(folder / "model.kexpfam")

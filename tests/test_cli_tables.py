@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import KernelExpFamily, cli, reading, streaming
+from kexpfam import Kernel, KernelExpFamily, cli, reading, streaming
 from kexpfam.data import streams
 from kexpfam.data.tables import DroppedRowsWarning
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
@@ -196,7 +196,12 @@ def test_fit_reads_weights_from_a_column(run, tmp_path):
     )
     assert code == 0
     assert "of 2 columns" in out
-    settings = {"solver": "exact", "lengthscale": 1.0, "rkhs_penalty": 0.01, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01),
+        "solver": "exact",
+        "random_state": 0,
+    }
     expected = KernelExpFamily(**settings).fit(VALUES, sample_weight=weights)
     loaded = kexpfam.load(tmp_path / "model.kexpfam")
     assert loaded.column_names_ == ["left", "right"]

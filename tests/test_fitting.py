@@ -4,13 +4,13 @@ import numpy as np
 import pandas
 import pytest
 
-from kexpfam import KernelExpFamily, load
+from kexpfam import Kernel, KernelExpFamily, load
 from kexpfam.data.delimited import Reading
 from kexpfam.fitting import fitted_to_blocks, training_blocks
 from kexpfam.reading import Columns
 
 EVERY = Columns(None, None, None, None)
-SETTINGS = {"lengthscale": 0.7, "rkhs_penalty": 1e-2, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.7, rkhs_penalty=1e-2), "random_state": 0}
 
 
 @pytest.fixture(scope="module")

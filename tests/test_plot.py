@@ -28,7 +28,11 @@ def data_of(dim):
 
 @pytest.fixture(scope="module", params=LENGTHSCALES, ids=lambda dim: f"{dim}-D")
 def model(request):
-    settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(rkhs_penalty=1e-2, base="gaussian", n_centres=10),
+        "random_state": 0,
+    }
     lengthscale = LENGTHSCALES[request.param]
     return KernelExpFamily(
         model="kernel", kernel=Kernel(lengthscale=lengthscale), solver="exact", **settings
@@ -41,7 +45,11 @@ def saddle():
         width=8, transport_depth=1, nu_depth=1, batch_size=32, transport_updates=1, nu_updates=1
     )
     solver = DDE(saddle=saddle, steps=50, snapshots=True)
-    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
+        "random_state": 0,
+    }
     return KernelExpFamily(model="kernel", solver=solver, **settings).fit(data_of(2))
 
 
@@ -56,7 +64,11 @@ def test_the_density_of_any_dimension_is_a_figure_that_can_be_written(model, wit
 
 
 def test_the_curve_on_the_line_is_the_density():
-    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
+        "random_state": 0,
+    }
     model = KernelExpFamily(model="kernel", solver="exact", **settings).fit(data_of(1))
     axis = plot.plot_density(model, data_of(1), n_samples=100).axes[0]
     (curve,) = axis.get_lines()
@@ -65,7 +77,11 @@ def test_the_curve_on_the_line_is_the_density():
 
 
 def test_the_dimensions_that_are_shown_can_be_chosen():
-    settings = {"rkhs_penalty": 1e-2, "base": "gaussian", "n_centres": 10, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(rkhs_penalty=1e-2, base="gaussian", n_centres=10),
+        "random_state": 0,
+    }
     model = KernelExpFamily(
         model="kernel", kernel=Kernel(lengthscale=LENGTHSCALES[4]), solver="exact", **settings
     ).fit(data_of(4))
@@ -99,7 +115,11 @@ def test_columns_share_a_scale_only_if_they_are_of_comparable_size(stretch, aspe
 
 def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warning():
     frame = pd.DataFrame(data_of(2), columns=["age", "height"])
-    settings = {"lengthscale": 1.0, "rkhs_penalty": 1e-2, "n_centres": 10, "random_state": 0}
+    settings = {
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
+        "random_state": 0,
+    }
     figure = KernelExpFamily(model="kernel", solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
     named = [(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes if axis.get_xlabel()]
     assert named == [("age", "height")] * 3
@@ -185,12 +205,11 @@ def test_snapshots_of_one_coordinate_are_refused_with_what_to_use():
 
 
 CHEAP = {
+    "model": "kernel",
+    "kernel": Kernel(
+        condition_lengthscale=1.0, lengthscale=1.0, rkhs_penalty=1e-2, base_width=1.0, power=False
+    ),
     "solver": "exact",
-    "condition_lengthscale": 1.0,
-    "lengthscale": 1.0,
-    "rkhs_penalty": 1e-2,
-    "base_width": 1.0,
-    "power": False,
     "random_state": 0,
 }
 FEATURES = ["depth", "slope"]

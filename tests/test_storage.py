@@ -16,7 +16,7 @@ import safetensors.numpy
 from safetensors import safe_open
 
 import kexpfam
-from kexpfam import DDE, Convex, Features, Integration, Judgement, KernelExpFamily, Search, storage
+from kexpfam import DDE, Convex, Features, Integration, Judgement, Kernel, KernelExpFamily, Search, storage
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.distil import Distillation
@@ -737,13 +737,21 @@ class TestCheckpointOfAFit:
     )
 
     def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **settings):
-        settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0} | settings
+        settings = {
+            "model": "kernel",
+            "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01, n_centres=10),
+            "random_state": 0,
+        } | settings
         solver = DDE(steps=steps, saddle=saddle or self.saddle)
         model = KernelExpFamily(model="kernel", solver=solver, checkpoint=file, progress=progress, **settings)
         return model.fit(self.rows if rows is None else rows)
 
     def test_a_solver_of_the_users_own_has_one_too(self, file):
-        settings = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10, "random_state": 0}
+        settings = {
+            "model": "kernel",
+            "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01, n_centres=10),
+            "random_state": 0,
+        }
         model = KernelExpFamily(model="kernel", solver=OwnSolver(3), checkpoint=file, **settings).fit(
             self.rows
         )

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.datasets import two_moons
 
-GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2, "random_state": 0}
+GIVEN = {"model": "kernel", "kernel": Kernel(lengthscale=0.8, rkhs_penalty=1e-2), "random_state": 0}
 
 
 @pytest.fixture(scope="session")
@@ -18,10 +18,13 @@ def rows():
 
 @pytest.fixture(scope="session")
 def conditional(rows):
-    settings = GIVEN | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False}
+    kernel = {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False}
+    settings = GIVEN | {"kernel": Kernel(lengthscale=0.8, rkhs_penalty=1e-2, **kernel)}
     return ConditionalKernelExpFamily(**settings).fit(rows[0][:200], rows[1][:200])
 
 
 @pytest.fixture(scope="session")
 def joint():
-    return KernelExpFamily(**GIVEN | {"lengthscale": 0.5}).fit(two_moons().sample(200, random_state=0))
+    return KernelExpFamily(**GIVEN | {"kernel": Kernel(lengthscale=0.5, rkhs_penalty=1e-2)}).fit(
+        two_moons().sample(200, random_state=0)
+    )

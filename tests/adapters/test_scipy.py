@@ -12,7 +12,7 @@ from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.adapters import density_of
 from kexpfam.adapters.scipy import KernelDistribution
 
-GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2, "random_state": 0}
+GIVEN = {"model": "kernel", "kernel": Kernel(lengthscale=0.8, rkhs_penalty=1e-2), "random_state": 0}
 DRAWS = 4000
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from oracles import changed
 
 from kexpfam import ConditionalKernelExpFamily, Judgement, Kernel, KernelExpFamily
 from kexpfam.data.columns import CollinearWarning, check_columns, check_targets
@@ -22,7 +23,11 @@ ROWS = 60
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(ROWS, 2))
 Y = Z[:, 0] + 0.5 * RNG.normal(size=ROWS)
-FIXED = {"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 20, "random_state": 0}
+FIXED = {
+    "model": "kernel",
+    "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01, n_centres=20),
+    "random_state": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,8 @@ class TestSpread:
         np.testing.assert_allclose(extreme, plain, atol=1e-8)
 
     @pytest.mark.parametrize(
-        "estimator", [KernelExpFamily(**FIXED | {"n_centres": ROWS}), GaussianMixtureDensity(random_state=0)]
+        "estimator",
+        [KernelExpFamily(**changed(FIXED, n_centres=ROWS)), GaussianMixtureDensity(random_state=0)],
     )
     def test_a_large_offset_is_not_a_constant(self, estimator):
         offset = (1e9 + 1e-3 * Z) - 1e9  # what is left of the numbers after their rounding
@@ -226,25 +232,29 @@ JUNK = (
 )
 # What each setting may be after all, among those.
 ALLOWED = {
+    "model": (),
     "kernel": (),
-    "lengthscale": (1.5, True, None),
-    "condition_lengthscale": (1.5, True, None, np.inf),
-    "rkhs_penalty": (1.5, True, None),
-    "base_width": (1.5, True, None),
-    "base": (None,),
     "bounds": (None,),
-    "space": (),
-    "n_centres": (),
     "solver": (),
-    "normaliser": (),
-    "search": (None,),
-    "integration": (None,),
     "rows": (None,),
     "effort": (),
     "learned": (None,),
     "random_state": (None, 0, True),
     "progress": (True, None, int),
     "checkpoint": (None, "junk"),
+}
+ALLOWED_KERNEL = {
+    "name": (),
+    "lengthscale": (1.5, True, None),
+    "condition_lengthscale": (1.5, True, None, np.inf),
+    "rkhs_penalty": (1.5, True, None),
+    "base_width": (1.5, True, None),
+    "base": (None,),
+    "space": (),
+    "n_centres": (None,),
+    "normaliser": (),
+    "search": (),
+    "integration": (),
 }
 LEFT = {
     "power": "a truth value",
@@ -256,15 +266,9 @@ LEFT = {
 @pytest.mark.parametrize("setting", ALLOWED)
 @pytest.mark.parametrize("cls", [KernelExpFamily, ConditionalKernelExpFamily])
 def test_a_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
-    if setting not in cls().get_params():
-        pytest.skip(f"{cls.__name__} has no {setting}")
-    allowed = (
-        *ALLOWED[setting],
-        *((None,) if cls is ConditionalKernelExpFamily and setting == "n_centres" else ()),
-    )
     data = (Z, Y) if cls.conditional else (Z,)
     for value in JUNK:
-        if any(value is fine for fine in allowed):
+        if any(value is fine for fine in ALLOWED[setting]):
             continue
         estimator = cls(**(FIXED | {setting: value}))
         with pytest.raises((ValueError, TypeError)) as error:
@@ -272,9 +276,25 @@ def test_a_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
         assert setting in one_line(error), value
 
 
+@pytest.mark.parametrize("setting", ALLOWED_KERNEL)
+@pytest.mark.parametrize("cls", [KernelExpFamily, ConditionalKernelExpFamily])
+def test_a_kernel_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
+    if setting == "condition_lengthscale" and not cls.conditional:
+        pytest.skip("p(x) has no condition")
+    data = (Z, Y) if cls.conditional else (Z,)
+    for value in JUNK:
+        if any(value is fine for fine in ALLOWED_KERNEL[setting]):
+            continue
+        with pytest.raises((ValueError, TypeError)) as error:
+            cls(**changed(FIXED, **{setting: value})).fit(*data)
+        assert ("kernel" if setting == "name" else setting) in one_line(error), value
+
+
 def test_every_setting_is_tried():
     tried = {*ALLOWED, *LEFT}
-    assert set(KernelExpFamily().get_params()) | set(ConditionalKernelExpFamily().get_params()) <= tried
+    parameters = [cls().get_params(deep=False) for cls in (KernelExpFamily, ConditionalKernelExpFamily)]
+    assert set(parameters[0]) | set(parameters[1]) <= tried
+    assert set(Kernel().get_params(deep=False)) <= {*ALLOWED_KERNEL, *LEFT}
 
 
 def test_the_settings_of_a_diagnosis_are_a_record(model):

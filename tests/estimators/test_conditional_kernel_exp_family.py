@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-from oracles import midpoint_grid
+from oracles import changed, midpoint_grid
 from scipy.integrate import quad
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam import DDE, ConditionalKernelExpFamily, Convex, Integration, Judgement
+from kexpfam import DDE, ConditionalKernelExpFamily, Convex, Integration, Judgement, Kernel
 from kexpfam.data.columns import TiesWarning
 from kexpfam.data.encoding import ColumnKindWarning
 from kexpfam.estimators import base
@@ -37,13 +37,16 @@ from kexpfam.storage import StorageError
 
 ROWS, DRAWS = 60, 400
 SETTINGS = {
-    "condition_lengthscale": 1.0,
-    "lengthscale": 1.0,
-    "rkhs_penalty": 1e-2,
-    "base_width": 1.0,
-    "power": False,
-    "n_centres": 10,
-    "integration": Integration(draws=2048),
+    "model": "kernel",
+    "kernel": Kernel(
+        condition_lengthscale=1.0,
+        lengthscale=1.0,
+        rkhs_penalty=1e-2,
+        base_width=1.0,
+        power=False,
+        n_centres=10,
+        integration=Integration(draws=2048),
+    ),
     "solver": "exact",
     "random_state": 0,
 }
@@ -55,7 +58,7 @@ PLACES = np.array([[-1.5], [0.2], [1.7]])
 
 
 def exact(**changes) -> ConditionalKernelExpFamily:
-    return ConditionalKernelExpFamily(**SETTINGS | changes)
+    return ConditionalKernelExpFamily(**changed(SETTINGS, **changes))
 
 
 def curve(rows=ROWS, seed=0, noise=0.3):

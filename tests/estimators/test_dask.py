@@ -6,12 +6,17 @@ import pandas
 import pytest
 from sklearn.model_selection import cross_val_score
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Rows
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Rows
 
 distributed = pytest.importorskip("distributed")
 dask_frames = pytest.importorskip("dask.dataframe")
 
-SETTINGS = {"lengthscale": 0.7, "rkhs_penalty": 1e-3, "random_state": 0, "rows": Rows(in_memory=300)}
+SETTINGS = {
+    "model": "kernel",
+    "kernel": Kernel(lengthscale=0.7, rkhs_penalty=1e-3),
+    "random_state": 0,
+    "rows": Rows(in_memory=300),
+}
 # Libraries of Dask's own warn of what they do to each other.
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-from oracles import midpoint_grid
+from oracles import changed, midpoint_grid
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
@@ -36,10 +36,8 @@ ROWS, DRAWS = 60, 1000
 # Few centres keep the number of features, and with it the compiled programs, the same for all data.
 COARSE = Integration(cells=(400, 56, 22), tail_cells=(20, 3, 2), draws=2048)
 SETTINGS = {
-    "lengthscale": 1.0,
-    "rkhs_penalty": 1e-2,
-    "n_centres": 15,
-    "integration": COARSE,
+    "model": "kernel",
+    "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=15, integration=COARSE),
     "random_state": 0,
 }
 BRIEF = Judgement(draws=500, certifying_draws=2048)
@@ -88,7 +86,7 @@ def saddle(moons):
 
 
 def exact(**changes) -> KernelExpFamily:
-    return KernelExpFamily(**SETTINGS | {"solver": "exact"} | changes)
+    return KernelExpFamily(**changed(SETTINGS | {"solver": "exact"}, **changes))
 
 
 def bounds(data, spread=6.0):
@@ -170,7 +168,7 @@ def test_a_pipeline_scores_in_the_units_of_its_last_step(model, moons):
 
 
 def test_a_grid_search_prefers_the_better_penalty(moons):
-    search = GridSearchCV(exact(), {"rkhs_penalty": [1e-2, 1e4]}, cv=3).fit(moons)
+    search = GridSearchCV(exact(), {"kernel__rkhs_penalty": [1e-2, 1e4]}, cv=3).fit(moons)
     assert search.best_params_ == {"rkhs_penalty": 1e-2}
     assert search.best_estimator_.get_params()["rkhs_penalty"] == 1e-2
     assert np.all(np.isfinite(search.cv_results_["mean_test_score"]))
@@ -277,7 +275,7 @@ WRONG_TYPES = {
     "a number for a base": ({"base": 3.0}, "base must be one of gaussian"),
     "a dictionary for a record": (
         {"integration": {"draws": 10}},
-        "integration must be a Integration or None",
+        "integration must be a Integration, got",
     ),
 }
 

@@ -12,7 +12,7 @@ from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Rows, l
 from kexpfam.fit.convex import gradient, likelihood, shortfall
 from kexpfam.fit.learned import Learned
 
-SMALL = {"lengthscale": 0.7, "rkhs_penalty": 1e-3, "random_state": 0}
+SMALL = {"model": "kernel", "kernel": Kernel(lengthscale=0.7, rkhs_penalty=1e-3), "random_state": 0}
 QUICK = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, batch=64, cells=40, polish=())
 
 

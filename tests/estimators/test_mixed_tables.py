@@ -193,7 +193,7 @@ def test_positive_columns_keep_the_kernel_model_and_stay_positive():
 
 def test_bounds_are_a_short_form():
     x = np.random.default_rng(0).uniform(size=(60, 1))
-    settings = {"lengthscale": 0.5, "rkhs_penalty": 0.01, "random_state": 0}
+    settings = {"model": "kernel", "kernel": Kernel(lengthscale=0.5, rkhs_penalty=0.01), "random_state": 0}
     short = KernelExpFamily(bounds=(0, 1), **settings).fit(x)
     long = KernelExpFamily(columns={0: Bounded(0, 1)}, **settings).fit(x)
     assert np.array_equal(short.score_samples(x), long.score_samples(x))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from oracles import midpoint_grid
 
-from kexpfam import DDE, KernelExpFamily
+from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
 from kexpfam.fit.dde import persistent
 from kexpfam.fit.distil import Distillation
@@ -17,7 +17,7 @@ from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 SMALL = DoublyDual(width=16, transport_depth=2, nu_depth=2, batch_size=128)
 
 

@@ -17,7 +17,8 @@ from kexpfam.fit.features import CENTRE_MARGIN, Features, build_space, centre_ro
 from kexpfam.fit.folds import Folds, left_out_rows
 from kexpfam.fit.problem import Problem
 from kexpfam.fit.relevance import relevant_dimensions
-from kexpfam.fit.select import Context, Fixed, Scaled, Settings, search
+from kexpfam.fit.select import Context, KernelSettings, Scaled, search
+from kexpfam.fit.task import Splits
 from kexpfam.integrate.nodes import Integration, grid_nodes
 from kexpfam.model import kernels
 from kexpfam.model.kernels import median_distance
@@ -66,7 +67,9 @@ def curve(rows=ROWS, seed=0):
 
 def chosen(parts, *, seed=0, report=None, options=None, **fixed):
     """Return the selection for these rows with some settings fixed."""
-    return search(parts, Context(Fixed(**fixed), options or Search(), Integration(), None, seed, report))
+    kernel = Kernel(**fixed, search=options or Search())
+    splits = Splits.draw(len(next(iter(parts.values())).sample), parts=5, share=0.15, seed=seed)
+    return search(parts, Context(kernel, splits, seed, report=report))
 
 
 def searched(parts, *, seed=0, report=None, options=None, **changes):
@@ -397,7 +400,7 @@ def test_centres_of_several_targets_are_some_of_them():
 
 def test_a_space_has_no_more_features_than_asked_for():
     rng = np.random.default_rng(0)
-    settings = Settings("gaussian", (0,), False, np.array([0.5, 2.0]), np.array([0.5]), 1.0, 1e-2)
+    settings = KernelSettings("gaussian", (0,), False, np.array([0.5, 2.0]), np.array([0.5]), 1.0, 1e-2)
     features = Features(condition_rank=(7, 7), target_rank=4, rank=5, floor=1e-8)
     for sample, sizes in (
         (Sample(rng.normal(size=(50, 1)), rng.normal(size=(50, 2))), (7, 4)),
@@ -462,7 +465,12 @@ def test_an_unknown_base_is_named_with_the_known_ones():
 def test_a_fitted_base_gains_its_parameters_over_the_rows():
     # A normal in 8 dimensions has 44 parameters: fitted to 80 rows it gains about 44 / 80 nats on those rows over others.
     gaps = [
-        optimism("gaussian", np.random.default_rng(seed).normal(size=(100, 8)), seed=seed)
+        optimism(
+            "gaussian",
+            np.random.default_rng(seed).normal(size=(100, 8)),
+            Splits.draw(100, parts=1, share=0.2, seed=seed),
+            seed=seed,
+        )
         for seed in range(20)
     ]
     assert np.mean(gaps) == pytest.approx(44 / 80, abs=5 * np.std(gaps) / np.sqrt(20))

@@ -5,7 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam import KernelExpFamily
+from kexpfam import Kernel, KernelExpFamily
 from kexpfam.datasets import two_moons
 from kexpfam.integrate.chains import refined as refine
 from kexpfam.integrate.nodes import grid_nodes
@@ -22,10 +22,8 @@ ERRORS = 5.0
 def fitted():
     """A tilt of two dimensions, its sampler, and the cells of a grid that carry it."""
     settings = {
-        "lengthscale": 0.4,
-        "rkhs_penalty": 1e-3,
-        "base": "gaussian",
-        "n_centres": 60,
+        "model": "kernel",
+        "kernel": Kernel(lengthscale=0.4, rkhs_penalty=1e-3, base="gaussian", n_centres=60),
         "random_state": 0,
     }
     model = KernelExpFamily(model="kernel", solver="exact", **settings).fit(

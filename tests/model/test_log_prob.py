@@ -4,6 +4,7 @@ import jax
 import jax.random as jr
 import numpy as np
 import pytest
+from oracles import changed
 
 from kexpfam import ConditionalKernelExpFamily, Integration, Kernel, KernelExpFamily
 from kexpfam.data.kinds import Integer, Positive
@@ -15,9 +16,13 @@ from kexpfam.model.measures import Mixture
 
 SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=100, polish=())
 COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
-KERNEL = {"lengthscale": 0.6, "rkhs_penalty": 1e-2, "n_centres": 20, "integration": COARSE, "random_state": 0}
-CONDITIONAL = KERNEL | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": True}
-CHAIN = {"base": "chain", "learned": SMALL, "random_state": 0}
+KERNEL = {
+    "model": "kernel",
+    "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-2, n_centres=20, integration=COARSE),
+    "random_state": 0,
+}
+CONDITIONAL = changed(KERNEL, condition_lengthscale=0.8, base_width=1.0, power=True)
+CHAIN = {"model": "chain", "learned": SMALL, "random_state": 0}
 DRAWS = 4000
 
 
@@ -55,7 +60,7 @@ def completed():
     """f depends on two of four columns, the others follow the base."""
     rows = np.random.default_rng(0).normal(size=(120, 4)) @ np.triu(np.ones((4, 4)))
     scales = [0.8, np.inf, 0.9, np.inf]
-    return KernelExpFamily(**KERNEL | {"lengthscale": scales, "base": "gaussian"}).fit(rows).density_
+    return KernelExpFamily(**changed(KERNEL, lengthscale=scales, base="gaussian")).fit(rows).density_
 
 
 MADE = {

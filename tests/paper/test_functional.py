@@ -21,7 +21,7 @@ from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
 from kexpfam.paper.expansions import Expansion, Expansions, Member
 from kexpfam.paper.functional import AscentState, FunctionalAscent, FunctionalGradient, climbed
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 SMALL = FunctionalAscent(batch_size=32, ascents=2, width=16, depth=2)
 WARM = {
     "warm_start": True,

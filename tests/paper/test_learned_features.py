@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam import KernelExpFamily, load
+from kexpfam import Kernel, KernelExpFamily, load
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit import convex
@@ -25,7 +25,7 @@ from kexpfam.paper.learned_features import (
     held_out_score,
 )
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 LEARNING = Learning(stages=4)
 
 

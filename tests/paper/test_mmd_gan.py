@@ -21,7 +21,7 @@ from kexpfam.paper.duals import MixtureDual, PathwiseDraws
 from kexpfam.paper.mmd_gan import Deep, Players, Scaled, _own_pairs
 from kexpfam.paper.objective import regularised_mmd, singly_dual_terms
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 PENALTY = 0.02
 KERNEL = kernels.Gaussian(0.7)
 

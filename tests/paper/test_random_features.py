@@ -3,7 +3,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam import DDE, KernelExpFamily, load
+from kexpfam import DDE, Kernel, KernelExpFamily, load
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit.distil import Distillation
@@ -14,7 +14,7 @@ from kexpfam.model.spaces import FeatureSpace, RandomFeatures
 from kexpfam.paper.functional import FunctionalAscent
 from kexpfam.paper.random_features import RandomFeatureGradient
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 WARM = {
     "warm_start": True,
     "polish": True,

@@ -16,7 +16,7 @@ from kexpfam.paper import SinglyDual
 from kexpfam.paper.duals import FAMILIES, MixtureDual
 from kexpfam.paper.singly_dual import family_response
 
-SETTINGS = {"lengthscale": 0.6, "rkhs_penalty": 1e-3, "random_state": 0}
+SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 STEPS = 800
 
 

@@ -8,7 +8,7 @@ from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.fit.learned import Learned
 
 BRIEF = {
-    "base": "chain",
+    "model": "chain",
     "learned": Learned(folds=2, repeats=1, width=8, epochs=5, cells=32, steps=20, polish=()),
     "random_state": 0,
 }
