@@ -29,12 +29,13 @@ from kexpfam.fit.features import (
     centre_rows,
 )
 from kexpfam.fit.folds import Folds, left_out_rows
-from kexpfam.fit.problem import Problem, check_at_least
+from kexpfam.fit.problem import Problem
 from kexpfam.fit.relevance import relevant_dimensions
 from kexpfam.integrate.nodes import Integration
 from kexpfam.model.kernels import median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
+from kexpfam.settings import SettingsRecord, check_at_least, check_positive
 
 __all__ = [
     "Context",
@@ -57,7 +58,7 @@ WARM_PENALTIES = 2
 BETWEEN = 10.0**0.5
 
 
-class Search(eqx.Module):
+class Search(SettingsRecord):
     """How settings are searched for.
 
     Parameters
@@ -114,17 +115,8 @@ class Search(eqx.Module):
     def __check_init__(self) -> None:
         check_at_least(self, 2, "folds", "draws")
         check_at_least(self, 1, "repeats", "patience", "rounds", "rows", "conditional_rows")
-        for name in (
-            "penalties",
-            "lengthscales",
-            "condition_lengthscales",
-            "widths",
-            "relevance_factors",
-            "fineness",
-        ):
-            values = getattr(self, name)
-            if not values or not all(value > 0.0 for value in values):
-                raise ValueError(f"{name} must be positive numbers, one at least; got {values!r}.")
+        check_positive(self, "penalties", "lengthscales", "condition_lengthscales", "widths")
+        check_positive(self, "relevance_factors", "fineness")
 
 
 class Settings(NamedTuple):

@@ -1,0 +1,140 @@
+"""Records of settings: frozen, compared by value, with the parameter interface of scikit-learn."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import numpy as np
+
+__all__ = ["SettingsRecord", "check_at_least", "check_positive", "check_whole", "copy_changed_records"]
+
+
+class SettingsRecord(eqx.Module):
+    """Base class of settings records.
+
+    A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are equal if they
+    have the same class and equal fields; arrays are compared by shape, type and content.
+
+    ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and ``GridSearchCV`` reaches a
+    field of it as ``search__folds``. ``set_params`` is the only method that changes a record in place.
+    """
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the fields by name; with ``deep``, also those of nested records as ``record__field``."""
+        params = {field.name: getattr(self, field.name) for field in _init_fields(self)}
+        if deep:
+            for name, value in list(params.items()):
+                if hasattr(value, "get_params") and not isinstance(value, type):
+                    params |= {f"{name}__{inner}": item for inner, item in value.get_params().items()}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Change fields in place and return the record; ``record__field`` changes a field of a nested record.
+
+        The new values are checked before any of them is set. A nested record is replaced by a changed copy, because
+        it may be the default of other records.
+        """
+        values = self.get_params(deep=False)
+        nested: dict[str, dict[str, Any]] = defaultdict(dict)
+        for key, value in params.items():
+            name, _, inner = key.partition("__")
+            if name not in values:
+                raise ValueError(
+                    f"Invalid parameter {name!r} for {type(self).__name__}. Valid parameters are: {list(values)}."
+                )
+            if inner:
+                nested[name][inner] = value
+            else:
+                values[name] = value
+        for name, inner_params in nested.items():
+            if not hasattr(values[name], "set_params"):
+                raise ValueError(
+                    f"{name} of {type(self).__name__} is {values[name]!r}, which has no parameters."
+                )
+            values[name] = _copy(values[name]).set_params(**inner_params)
+        changed = type(self)(**values)  # runs converters and checks
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, getattr(changed, field.name))
+        return self
+
+    def __repr__(self) -> str:
+        """Return a constructor call with the fields that differ from their defaults."""
+        fields = _init_fields(self)
+        changed = {
+            field.name: value for field in fields if _differs(field, value := getattr(self, field.name))
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+        if type(self) is not type(other):
+            return NotImplemented
+        return _key(self) == _key(other)
+
+    def __hash__(self) -> int:
+        return hash(_key(self))
+
+
+def copy_changed_records(holder: Any, params: Mapping[str, Any]) -> None:
+    """Replace each record of ``holder`` that ``params`` changes (``record__field``) by a copy of its own.
+
+    An estimator calls this before scikit-learn's ``set_params``, which changes nested objects in place: a record that
+    is a default argument is shared by all estimators.
+    """
+    for name in {key.partition("__")[0] for key in params if "__" in key}:
+        if isinstance(record := getattr(holder, name, None), SettingsRecord):
+            setattr(holder, name, _copy(record))
+
+
+def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
+    """Raise unless these fields of a record are numbers of at least ``least``."""
+    for name in names:
+        value = getattr(record, name)
+        if np.ndim(value) != 0 or not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_whole(record: eqx.Module, least: int, *names: str) -> None:
+    """Raise unless these fields of a record are whole numbers of at least ``least``."""
+    for name in names:
+        value = getattr(record, name)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def check_positive(record: eqx.Module, *names: str) -> None:
+    """Raise unless these fields of a record are non-empty sequences of positive numbers."""
+    for name in names:
+        values = getattr(record, name)
+        if not values or not all(value > 0.0 for value in values):
+            raise ValueError(f"{name} must be positive numbers, one at least; got {values!r}.")
+
+
+def _init_fields(record: SettingsRecord) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(record) if field.init]
+
+
+def _copy(record: Any) -> Any:
+    return type(record)(**record.get_params(deep=False))
+
+
+def _differs(field: dataclasses.Field, value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(_key(value) != _key(field.default_factory()))
+    return field.default is dataclasses.MISSING or bool(_key(value) != _key(field.default))
+
+
+def _key(value: Any) -> Any:
+    """Return a hashable object that is equal for equal values."""
+    if isinstance(value, SettingsRecord):
+        return type(value), tuple(_key(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return "array", array.shape, array.dtype.str, array.tobytes()
+    if isinstance(value, list | tuple):
+        return type(value), tuple(_key(item) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((name, _key(item)) for name, item in sorted(value.items()))
+    return value
