@@ -15,11 +15,11 @@ __all__ = ["SettingsRecord", "check_at_least", "check_positive", "check_whole", 
 class SettingsRecord(eqx.Module):
     """Base class of settings records.
 
-    A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are equal if they
-    have the same class and equal fields; arrays are compared by shape, type and content.
+    A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are
+    equal if they have the same class and equal fields; arrays are compared by shape, type and content.
 
-    ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and ``GridSearchCV`` reaches a
-    field of it as ``search__folds``. ``set_params`` is the only method that changes a record in place.
+    ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and ``GridSearchCV``
+    reaches a field of it as ``search__folds``. Only ``set_params`` changes a record in place.
     """
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -34,8 +34,8 @@ class SettingsRecord(eqx.Module):
     def set_params(self, **params: Any) -> Self:
         """Change fields in place and return the record; ``record__field`` changes a field of a nested record.
 
-        The new values are checked before any of them is set. A nested record is replaced by a changed copy, because
-        it may be the default of other records.
+        The new values are checked before any of them is set. A nested record is replaced by a changed copy,
+        because it may be the default of other records.
         """
         values = self.get_params(deep=False)
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -43,7 +43,8 @@ class SettingsRecord(eqx.Module):
             name, _, inner = key.partition("__")
             if name not in values:
                 raise ValueError(
-                    f"Invalid parameter {name!r} for {type(self).__name__}. Valid parameters are: {list(values)}."
+                    f"Invalid parameter {name!r} for {type(self).__name__}. "
+                    f"Valid parameters are: {list(values)}."
                 )
             if inner:
                 nested[name][inner] = value
@@ -80,8 +81,8 @@ class SettingsRecord(eqx.Module):
 def copy_changed_records(holder: Any, params: Mapping[str, Any]) -> None:
     """Replace each record of ``holder`` that ``params`` changes (``record__field``) by a copy of its own.
 
-    An estimator calls this before scikit-learn's ``set_params``, which changes nested objects in place: a record that
-    is a default argument is shared by all estimators.
+    An estimator calls this before scikit-learn's ``set_params``, which changes nested objects in place: a record
+    that is a default argument is shared by all estimators.
     """
     for name in {key.partition("__")[0] for key in params if "__" in key}:
         if isinstance(record := getattr(holder, name, None), SettingsRecord):
