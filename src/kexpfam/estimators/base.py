@@ -19,7 +19,6 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import processes, storage
-from kexpfam.cache import use_compilation_cache
 from kexpfam.caller import caller_level
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
@@ -117,7 +116,6 @@ class Estimator(FrameOutput, Shown, abc.ABC):
     @contextlib.contextmanager
     def _fitting(self) -> Iterator[Listener | None]:
         """Give a fit its listener, float64 and the compilation cache."""
-        use_compilation_cache()
         self._diagnosis = None
         with listening(self.get_params(deep=False).get("progress", False)) as listener, double_precision():
             yield listener
@@ -150,7 +148,7 @@ class Estimator(FrameOutput, Shown, abc.ABC):
         return effective_rows(self._weight, len(self._training))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the fitted model to one file: arrays and readable metadata, no code."""
+        """Write the fitted model to one file of arrays and readable metadata, without code."""
         check_is_fitted(self, "density_")
         skipped = ("progress", "checkpoint", "random_state")
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
