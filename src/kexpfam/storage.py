@@ -162,7 +162,7 @@ class Checkpoint:
 
         With several processes, all of them read the file of the first one.
         """
-        with processes.copied(self.path) as path:
+        with processes.first_process_file(self.path) as path:
             if path is None:
                 return template
             kind, leaves, metadata = load_tree(path)
