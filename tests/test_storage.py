@@ -687,6 +687,14 @@ class TestFilesOfOlderVersions:
         rewritten(file, structure=json.dumps(record))
         assert same(load_tree(file)[1], Search(folds=3))
 
+    def test_a_moved_class_whose_name_is_not_unique_is_in_the_table(self, file, monkeypatch):
+        save_tree(file, "test", {}, {})
+        rewritten(file, structure=json.dumps({"$class": "kexpfam.absent:Gaussian", "mean": 1, "cholesky": 2}))
+        assert "is not a class that this kexpfam can restore" in refusal(file)
+        moved = {"kexpfam.absent:Gaussian": "kexpfam.model.measures:Gaussian"}
+        monkeypatch.setattr(storage, "RENAMED", moved)
+        assert type(load_tree(file)[1]) is Gaussian
+
     def test_a_name_with_two_definitions_is_refused(self, file, monkeypatch):
         monkeypatch.setattr(
             storage, "_modules_defining", lambda name: ["kexpfam.fit.select", "kexpfam.fit.distil"]

@@ -167,7 +167,7 @@ def write(folder: Path, names: list[str], *, replace: bool = False) -> list[str]
             expected[name] = {"rows": scored, "scores": estimator.score_samples(*from_json(scored)).tolist()}
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
-        record.write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+        record.write_text(json.dumps(dict(sorted(expected.items())), indent=1) + "\n")
     return failed
 
 

@@ -94,7 +94,7 @@ def gathered(work: Callable[[], bytes]) -> list[bytes]:
 
 @contextlib.contextmanager
 def first_process_file(path: Path) -> Iterator[Path | None]:
-    """Give the path of the first process's file, or of a temporary copy in other processes; None if absent."""
+    """Give the path of the first process's file, or of a copy of it in other processes; None if absent."""
     if _place.size == 1:
         yield path if path.exists() else None
         return

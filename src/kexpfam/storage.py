@@ -45,7 +45,8 @@ __all__ = ["Checkpoint", "StorageError", "load_tree", "restored_fields", "save_t
 # Raise FORMAT whenever a reader of the former format would misread a new file; see tools/golden.py.
 FORMAT = 3
 OLDEST_FORMAT = 3
-# Former names, "Old": "New" for classes and estimators, "Class.old": "new" for fields; None drops a field.
+# Former names. "Old": "New" for classes and estimators, "module:Old": "module:New" for a class whose name
+# is not unique, "Class.old": "new" for fields; None drops a field.
 RENAMED: dict[str, str | None] = {}
 
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
@@ -379,7 +380,7 @@ def _find_class(name: str) -> Any:
     """Return the object that a stored class name refers to, or None if it is not in kexpfam."""
     if name in FOREIGN_CLASSES:
         return FOREIGN_CLASSES[name]
-    module, _, stored = name.partition(":")
+    module, _, stored = (RENAMED.get(name) or name).partition(":")
     current = RENAMED.get(stored, stored)
     if not OWN_MODULE.fullmatch(module) or current is None or not current.isidentifier():
         return None
