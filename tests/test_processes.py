@@ -1,4 +1,4 @@
-"""Several real processes on this machine: the result of one, an end for all when one is lost, and a restart that goes on."""
+"""Several processes on one machine: equal results, an end of all when one is lost, and a resumed run."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
-from kexpfam.processes import LostProcessError, lost
+from kexpfam.processes import LostProcessError, lost_process_errors
 
 COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 CHAIN = ["--base", "chain", "--effort", "fast", "--quiet"]
@@ -191,5 +191,5 @@ def test_options_that_do_not_go_together_are_refused(table, tmp_path):
 
 @pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
 def test_a_connection_that_breaks_is_a_lost_process(kind):
-    with pytest.raises(LostProcessError, match="start all of them again"), lost():
+    with pytest.raises(LostProcessError, match="start all of them again"), lost_process_errors():
         raise kind("UNKNOWN: Gloo AllGather failed")

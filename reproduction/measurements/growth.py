@@ -12,10 +12,10 @@ from kexpfam.estimators.derivatives import Basis, base_scores
 from kexpfam.fit.convex import Convex
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Problem, Solver
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian as GaussianKernel
 from kexpfam.model.measures import Gaussian
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
 from reproduction.cost import Cost
 from reproduction.methods import COSTED

@@ -11,11 +11,11 @@ import scipy.stats
 from kexpfam.data.sample import Sample
 from kexpfam.fit.loop import run
 from kexpfam.fit.saddle import DoublyDual, SaddleProblem
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian as GaussianKernel
 from kexpfam.model.kernels import median_distance
 from kexpfam.model.measures import Gaussian, Nodes
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 from reproduction.cost import Cost
 from reproduction.measurements.benchmark import halves

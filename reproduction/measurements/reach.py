@@ -22,11 +22,11 @@ from kexpfam.fit.problem import Problem, Solver
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.integrate.nodes import Integration, effective_share, importance_nodes
 from kexpfam.integrate.partition import by_smc
+from kexpfam.jax_settings import double_precision
 from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.kernels import median_distance
 from kexpfam.model.measures import Gaussian
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from kexpfam.paper import AnnealedLikelihood, ContrastiveDivergence
 from reproduction.cost import Cost

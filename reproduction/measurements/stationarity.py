@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Key
 from kexpfam.data.sample import Sample
 from kexpfam.fit.loop import run
 from kexpfam.fit.saddle import DoublyDual, SaddleProblem
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian as GaussianKernel
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
 from kexpfam.paper.expansions import Member
 from kexpfam.paper.functional import FunctionalAscent

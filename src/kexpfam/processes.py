@@ -1,30 +1,38 @@
-"""Several processes that make one fit: who takes part, and what they tell each other.
+"""Fits in several processes: membership and exchange of results.
 
-Every process runs the same program on the same settings. Stages whose cost grows with the rows are shared: each process does a
-part and tells the others what it found. Nobody who does not call ``join`` is concerned, whatever else JAX is used for.
+Every process runs the same program with the same settings. Stages whose cost grows with the number of rows
+are divided among the processes, which then exchange their results. Without ``join`` a process is alone.
 """
 
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-__all__ = ["LostProcessError", "Place", "copied", "gathered", "join", "lost", "place"]
+__all__ = [
+    "LostProcessError",
+    "Place",
+    "first_process_file",
+    "gathered",
+    "join",
+    "lost_process_errors",
+    "place",
+]
 
-# Seconds without a sign of life after which a process counts as lost.
+# Seconds without a heartbeat after which a process counts as lost.
 HEARTBEAT = 20
-# Errors of one process that all of them raise; any other comes as a RuntimeError.
-SHARED_ERRORS = (ValueError, TypeError, ImportError, OSError)
-FINE, FAILED = b"0", b"1"
+# Types of errors that are raised in all processes; any other is raised as a RuntimeError.
+SHARED_ERRORS = {kind.__name__: kind for kind in (ValueError, TypeError, ImportError, OSError)}
+SUCCESS, FAILURE = b"0", b"1"
 
 
 class LostProcessError(RuntimeError):
-    """Another process has ended, and what all of them know together cannot be had any more."""
+    """Raised if another process has ended, so that a collective operation cannot complete."""
 
 
 class Place(NamedTuple):
-    """Which of how many processes this is."""
+    """The rank of this process and the number of processes."""
 
     rank: int
     size: int
@@ -34,7 +42,7 @@ _place = Place(0, 1)
 
 
 def place() -> Place:
-    """Return which of how many processes this is: the first of one, unless it has joined others."""
+    """Return the place of this process: rank 0 of 1, unless it has joined others."""
     return _place
 
 
@@ -43,9 +51,9 @@ def join(
 ) -> Place:
     """Make this process one of several that fit together, and return its place.
 
-    ``coordinator`` is "host:port" of the first process, and is the same in all of them. Without arguments JAX finds the other
-    processes (Slurm, Open MPI, Kubernetes), or takes them as they are if ``jax.distributed.initialize`` was called before. To
-    be called before anything is computed with JAX.
+    ``coordinator`` is "host:port" of the first process, the same in all processes. Without arguments JAX
+    detects the cluster (Slurm, Open MPI, Kubernetes), or uses a previous ``jax.distributed.initialize``. Call
+    it before any computation with JAX.
     """
     global _place
     import jax
@@ -55,7 +63,7 @@ def join(
             coordinator,
             processes,
             process_id,
-            # Slurm and the like would give each process one of the devices that it sees: on a host there is only one.
+            # Cluster detection assigns one local device per process; a CPU host has only device 0.
             local_device_ids=0 if coordinator is None and processes is None else None,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
@@ -64,30 +72,33 @@ def join(
 
 
 def gathered(work: Callable[[], bytes]) -> list[bytes]:
-    """Return what ``work`` gives in each of the processes, in their order; an error in one of them is raised in all."""
+    """Return the result of ``work`` of every process, by rank; an error in one process is raised in all."""
     if _place.size == 1:
         return [work()]
     own = None
     try:
-        said = FINE + work()
+        message = SUCCESS + work()
     except Exception as error:
-        own, said = error, FAILED + f"{_shared_name(error)}:{_text(error)}".encode()
-    answers = _exchanged(said)
-    for rank, answer in enumerate(answers):
-        if answer[:1] == FAILED:
-            if own is not None and rank == _place.rank:
-                raise own
-            _raise(answer[1:].decode())
-    return [answer[1:] for answer in answers]
+        own, message = error, FAILURE + _described(error).encode()
+    messages = _exchanged(message)
+    for rank, received in enumerate(messages):
+        if received[:1] == FAILURE:
+            name, _, text = received[1:].decode().partition(":")
+            raise (
+                own
+                if own is not None and rank == _place.rank
+                else SHARED_ERRORS.get(name, RuntimeError)(text)
+            )
+    return [received[1:] for received in messages]
 
 
 @contextlib.contextmanager
-def copied(path: Path) -> Iterator[Path | None]:
-    """Give the first process's file of that name, elsewhere a copy of it for the time being; None if there is none."""
-    content = lambda: FINE + path.read_bytes() if _place.rank == 0 and path.exists() else b""
+def first_process_file(path: Path) -> Iterator[Path | None]:
+    """Give the path of the first process's file, or of a copy of it in other processes; None if absent."""
     if _place.size == 1:
         yield path if path.exists() else None
         return
+    content = lambda: SUCCESS + path.read_bytes() if _place.rank == 0 and path.exists() else b""
     found = gathered(content)[0]
     if _place.rank == 0 or not found:
         yield path if found else None
@@ -99,43 +110,34 @@ def copied(path: Path) -> Iterator[Path | None]:
 
 
 @contextlib.contextmanager
-def lost() -> Iterator[None]:
-    """Say of an error in what several processes compute together that one of them is gone; others were raised in all."""
+def lost_process_errors() -> Iterator[None]:
+    """Re-raise a failed collective operation as ``LostProcessError``."""
     import jax
 
     try:
         yield
-    except (
-        jax.errors.JaxRuntimeError,
-        ValueError,
-    ) as error:  # what a broken connection comes as depends on when it breaks
+    # The type of error depends on the moment at which the connection breaks.
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise LostProcessError("another process has ended; start all of them again") from error
 
 
-def _exchanged(said: bytes) -> list[bytes]:
-    """Return what every process says."""
+def _exchanged(message: bytes) -> list[bytes]:
+    """Return the messages of all processes, by rank."""
     import numpy as np
     from jax.experimental.multihost_utils import process_allgather
 
-    with lost():
-        sizes = process_allgather(np.array([len(said)], np.int32)).ravel()
-        # Few lengths, so that few programs are compiled: arrays of all processes must be equally long.
+    with lost_process_errors():
+        sizes = process_allgather(np.array([len(message)], np.int32)).ravel()
+        # Arrays must have equal lengths; powers of two limit the number of compiled programs.
         padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)
-        padded[: len(said)] = np.frombuffer(said, np.uint8)
-        everything = process_allgather(padded)
-        return [row[:size].tobytes() for row, size in zip(np.asarray(everything), sizes, strict=True)]
+        padded[: len(message)] = np.frombuffer(message, np.uint8)
+        rows = np.asarray(process_allgather(padded))
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def _shared_name(error: Exception) -> str:
-    return next((kind.__name__ for kind in SHARED_ERRORS if isinstance(error, kind)), "RuntimeError")
-
-
-def _text(error: Exception) -> str:
-    return (
-        f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-    )
-
-
-def _raise(text: str) -> NoReturn:
-    name, _, message = text.partition(":")
-    raise next((kind for kind in SHARED_ERRORS if kind.__name__ == name), RuntimeError)(message)
+def _described(error: Exception) -> str:
+    """Return the name of the error's shared type and its message."""
+    name = next((name for name, kind in SHARED_ERRORS.items() if isinstance(error, kind)), "RuntimeError")
+    if isinstance(error, OSError) and error.filename:
+        return f"{name}:{error.filename}: {error.strerror}"
+    return f"{name}:{error}"

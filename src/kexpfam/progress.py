@@ -1,4 +1,4 @@
-"""A progress bar for fits: what is being done, how fast, how long still, and whether it is healthy."""
+"""Progress of a fit: reports, and a bar with stage, rate, remaining time and health."""
 
 import datetime
 import time
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "Listener", "Report"]
 
-# What a person looks at first, and what the bar calls it; of a loop that has none of these, its first few numbers are shown.
+# Health values that the bar shows, with their labels; without any of these, the first values are shown.
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
 MOST_SHOWN = 3
-# Stages whose steps are rows.
+# Stages that count rows.
 ROWS = ("reading", "summing", "scoring")
-# Seconds that steps must have been seen for before a rate is drawn from them.
+# Seconds of observation before a rate is shown.
 SHORTEST = 0.5
 
 
 class Report(NamedTuple):
-    """Where a fit stands; ``steps`` is 0 where the end is not known."""
+    """The progress of one stage of a fit; ``steps`` is 0 if the total is unknown."""
 
     stage: str
     step: int
@@ -33,7 +33,7 @@ Listener = Callable[[Report], None]
 
 
 class _Stage(NamedTuple):
-    """A line of the bar, its last step, and where and when its first report came: what was before (compiling) is no step."""
+    """A line of the bar, its last step, and step and time of its first report, which follows compilation."""
 
     task: "TaskID"
     last: int
@@ -42,10 +42,10 @@ class _Stage(NamedTuple):
 
 
 class Bar:
-    """A listener that draws on the terminal; use as a context manager, so that the terminal is left clean."""
+    """A listener that draws on the terminal; a context manager that clears the bar at its end."""
 
     def __init__(self, console: "Console | None" = None) -> None:
-        from rich.console import Console  # slow to import, and only a person at a terminal needs it
+        from rich.console import Console  # slow to import
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
         from rich.table import Column
 
@@ -55,7 +55,7 @@ class Bar:
             BarColumn(bar_width=12),
             TextColumn("{task.fields[count]:>9} {task.fields[rate]:>10}"),
             TextColumn("{task.fields[left]}"),
-            # On a narrow terminal this is the column that goes on in the next line.
+            # On a narrow terminal this column wraps.
             TextColumn("{task.fields[health]}", table_column=Column()),
             console=console or Console(stderr=True),
             transient=True,
@@ -83,19 +83,18 @@ class Bar:
         )
 
     def _stage(self, report: Report) -> _Stage:
-        """Return the line of the stage; a stage that begins again is timed anew."""
+        """Return the line of the stage; the time of a restarted stage begins at 0."""
         known = self._stages.get(report.stage)
         if known is not None and report.step >= known.last:
             return known._replace(last=report.step)
-        task = self._new_line(report.stage) if known is None else known.task
+        if known is not None:
+            return _Stage(known.task, report.step, report.step, time.monotonic())
+        task = self._progress.add_task(report.stage, total=None, count="", rate="", left="", health="")
         return _Stage(task, report.step, report.step, time.monotonic())
-
-    def _new_line(self, stage: str) -> "TaskID":
-        return self._progress.add_task(stage, total=None, count="", rate="", left="", health="")
 
 
 def _speed(report: Report, steps: int, seconds: float) -> tuple[str, str]:
-    """Return the rate and the time left at most, since a stop rule may end a loop before; nothing where it would be a guess."""
+    """Return the rate and an upper bound of the remaining time; empty strings if they are unknown."""
     if steps <= 0 or seconds < SHORTEST or (not report.steps and report.stage not in ROWS):
         return "", ""
     rate, left = steps / seconds, max(report.steps - report.step, 0)

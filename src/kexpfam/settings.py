@@ -18,8 +18,8 @@ class SettingsRecord(eqx.Module):
     A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are
     equal if they have the same class and equal fields; arrays are compared by shape, type and content.
 
-    ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and ``GridSearchCV``
-    reaches a field of it as ``search__folds``. Only ``set_params`` changes a record in place.
+    ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and
+    ``GridSearchCV`` reaches a field of it as ``search__folds``. Only ``set_params`` changes a record.
     """
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class SettingsRecord(eqx.Module):
 def copy_changed_records(holder: Any, params: Mapping[str, Any]) -> None:
     """Replace each record of ``holder`` that ``params`` changes (``record__field``) by a copy of its own.
 
-    An estimator calls this before scikit-learn's ``set_params``, which changes nested objects in place: a record
-    that is a default argument is shared by all estimators.
+    An estimator calls this before scikit-learn's ``set_params``, which changes nested objects in place: a
+    record that is a default argument is shared by all estimators.
     """
     for name in {key.partition("__")[0] for key in params if "__" in key}:
         if isinstance(record := getattr(holder, name, None), SettingsRecord):

@@ -1,12 +1,21 @@
-"""One safetensors file per object: arrays as tensors, everything else as JSON that a person can read in the header.
+"""One safetensors file per object: arrays as tensors, everything else as JSON in the header.
 
-Loading runs no code from the file. A class is recorded by name and restored only if kexpfam defines it or it is in
-``FOREIGN_CLASSES``; a function is recorded by its name in ``FUNCTIONS``. In the JSON, a key that starts with ``$`` says
-what the object around it stands for; an object without one is a dictionary.
+A node of the JSON is a plain value, a list, a dictionary, or an object with a key that starts with ``$`` and
+names its type (see ``DECODERS``). Loading executes no code from the file: only records and enumerations of
+kexpfam, those in ``FOREIGN_CLASSES`` and the functions in ``FUNCTIONS`` are restored, without constructors.
+
+Files of format ``OLDEST_FORMAT`` and later stay readable:
+
+- A class is stored as ``module:Name``. The module is a hint: a class that has moved is found by its name. A
+  class that was renamed needs an entry in ``RENAMED``.
+- A field that the file does not have takes its default. A stored field that the class does not have is an
+  error, unless ``RENAMED`` names its successor or drops it.
+- A checksum over the header and all arrays is verified before anything is restored.
 """
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import importlib
 import inspect
@@ -14,7 +23,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +36,19 @@ from safetensors import SafetensorError, safe_open
 
 from kexpfam import processes
 from kexpfam.files import written
+from kexpfam.jax_settings import double_precision, single_precision
 from kexpfam.model import networks
 from kexpfam.version import __version__
 
-__all__ = ["Checkpoint", "StorageError", "load_tree", "save_tree"]
+__all__ = ["Checkpoint", "StorageError", "load_tree", "restored_fields", "save_tree"]
 
-FORMAT, VERSION = "kexpfam", "2"
-# The first bytes of the header that save_tree writes; by them a file that was cut short is told from a foreign one.
-OPENING = json.dumps({"__metadata__": {"format": FORMAT}}, separators=(",", ":"))[:-2].encode()
-HEADER_LENGTH_BYTES = 8
-USE_THE_WRITER = "load the file with the version that wrote it"
+# Raise FORMAT whenever a reader of the former format would misread a new file; see tools/golden.py.
+FORMAT = 3
+OLDEST_FORMAT = 3
+# Former names. "Old": "New" for classes and estimators, "module:Old": "module:New" for a class whose name
+# is not unique, "Class.old": "new" for fields; None drops a field.
+RENAMED: dict[str, str | None] = {}
 
-# The modules that a class name in a file may lead to; __main__ is left out because importing it runs the program.
-OWN_MODULE = re.compile(r"kexpfam(\.(?!__)\w+)*", re.ASCII)
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {
     "silu": networks.silu,
@@ -61,70 +70,100 @@ DTYPES = (
 # The types that JAX gives to Python numbers; only they can be restored as weak types.
 WEAK_DTYPES = ("int32", "int64", "float32", "float64")
 
+# Modules that a stored class may name; __main__ is excluded because importing it runs the program.
+OWN_MODULE = re.compile(r"kexpfam(\.(?!__)\w+)*", re.ASCII)
+LENGTH_BYTES = 8
+# The first bytes of the header that save_tree writes; they distinguish a truncated file from a foreign one.
+OPENING = b'{"__metadata__":{"format":"kexpfam"'
+USE_THE_WRITER = "load the file with the version that wrote it"
+
 
 class StorageError(ValueError):
-    """A file cannot be read or written; the message says what to do."""
+    """Raised if a file cannot be read or written."""
 
 
 def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str, Any]) -> None:
-    """Write ``tree`` to one file, whole or not at all; ``kind`` and ``metadata`` say what it is.
+    """Write ``tree`` to one file, completely or not at all; ``kind`` and ``metadata`` describe it.
 
-    A value that could not be restored raises a TypeError that names its place, before anything is written.
+    A value that cannot be stored raises a TypeError that names its place, before anything is written.
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise StorageError(f"the folder {path.parent} does not exist; create it first")
     tensors = _Tensors()
     header = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": "kexpfam",
+        "version": str(FORMAT),
         "kexpfam": __version__,
         "kind": kind,
         "metadata": _json(_encode(metadata, "metadata", tensors)),
         "structure": _json(_encode(tree, "tree", tensors)),
     }
+    header["checksum"] = _checksum(header, tensors)
     with written(path) as file:
         file.writelines(_file_parts(header, tensors))
 
 
 def load_tree(path: str | os.PathLike) -> tuple[str, Any, dict[str, Any]]:
-    """Return the kind, the tree and the metadata that were saved, float64 arrays included in any precision mode."""
+    """Return the kind, the tree and the metadata of a file; raise StorageError if it is damaged.
+
+    Arrays have the type that they were saved with, in any precision mode of JAX.
+    """
     path = Path(path)
-    header, tensors = _read(path)
     try:
-        tree = _decode(json.loads(header["structure"]), tensors)
-        return header["kind"], tree, _decode(json.loads(header["metadata"]), tensors)
-    except StorageError as problem:
-        writer = header.get("kexpfam", "unknown")
-        raise StorageError(f"{path} (written by kexpfam {writer}): {problem}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
+        header, tensors = _read(path)
+        try:
+            tree = _decode(json.loads(header["structure"]), tensors)
+            return header["kind"], tree, _decode(json.loads(header["metadata"]), tensors)
+        except StorageError as problem:
+            writer = header.get("kexpfam", "unknown")
+            raise StorageError(f"{path} (written by kexpfam {writer}): {problem}") from None
+    except StorageError:
+        raise
+    except OSError as problem:
+        raise StorageError(f"{path} cannot be read: {problem.strerror or problem}") from problem
+    except Exception as problem:
         raise StorageError(f"{path} is damaged: its structure cannot be read; save it again") from problem
 
 
-class Checkpoint:
-    """A file that holds the state of an interrupted run of one task, and of no other.
+def restored_fields(
+    owner: str, stored: dict[str, Any], names: Iterable[str], default: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the value of each field in ``names``: the stored one, or its default if there is none.
 
-    ``task`` is whatever the run depends on: data, settings and solver, which may be classes and functions of the user's own.
+    ``default`` raises KeyError for a field without a default. Stored fields are renamed or dropped by
+    ``RENAMED``; other unknown fields raise a StorageError, because ignoring them could change results.
+    """
+    renamed = {name: RENAMED.get(f"{owner}.{name}", name) for name in stored}
+    current = {new: stored[old] for old, new in renamed.items() if new is not None}
+    if unknown := sorted(set(current) - set(names)):
+        raise StorageError(f"{owner} has no field {unknown[0]} in this kexpfam; {USE_THE_WRITER}")
+    try:
+        return {name: current[name] if name in current else default(name) for name in names}
+    except KeyError as missing:
+        raise StorageError(f"{owner} needs a field {missing} that the file lacks; {USE_THE_WRITER}") from None
+
+
+class Checkpoint:
+    """A file with the state of an interrupted run of one task.
+
+    ``task`` contains everything that the run depends on: data, settings and solver, which may be classes and
+    functions of the user. A checkpoint of another task is refused.
     """
 
     def __init__(self, path: str | os.PathLike, task: Any) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_file():
-            raise StorageError(
-                f"{path} is no file: a checkpoint is read again, so that it cannot be a folder, device or pipe"
-            )
+            raise StorageError(f"{path} is not a file; name a regular file for the checkpoint")
         tensors = _Tensors(restored=False)
-        digest = hashlib.sha256(_json(_encode(task, "task", tensors)).encode())
-        for tensor in tensors.values():
-            digest.update(repr((tensor.dtype.name, tensor.shape)).encode() + tensor.tobytes())
-        self._fingerprint = digest.hexdigest()
+        self._fingerprint = _checksum({"task": _json(_encode(task, "task", tensors))}, tensors)
 
     def read(self, template: Any) -> Any:
-        """Return the template with the stored arrays in it, or as it is if there is no file yet.
+        """Return the template with the stored arrays, or unchanged if there is no file yet.
 
-        Several processes all get what the first one has.
+        With several processes, all of them read the file of the first one.
         """
-        with processes.copied(self.path) as path:
+        with processes.first_process_file(self.path) as path:
             if path is None:
                 return template
             kind, leaves, metadata = load_tree(path)
@@ -133,12 +172,12 @@ class Checkpoint:
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
             raise StorageError(
-                f"{self.path} belongs to a fit of other data, settings or solver; remove it or name another file"
+                f"{self.path} belongs to a fit of other data, settings or solver; remove it or name another"
             )
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
-        """Replace the file by the arrays of the state; of several processes only the first one does."""
+        """Replace the file by the arrays of the state; only the first of several processes writes."""
         if processes.place().rank:
             return
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
@@ -146,9 +185,9 @@ class Checkpoint:
 
 
 class _Tensors(dict[str, np.ndarray]):
-    """Arrays by name; ``nodes`` knows each by its identity, so that one that a tree holds twice is stored once.
+    """Arrays by name; ``nodes`` maps identities to JSON nodes, so that a shared array is stored once.
 
-    A tree that is only compared, and never ``restored``, may hold classes and functions from outside kexpfam.
+    A tree that is only compared (not ``restored``) may contain classes and functions from outside kexpfam.
     """
 
     def __init__(self, *, restored: bool = True) -> None:
@@ -158,8 +197,8 @@ class _Tensors(dict[str, np.ndarray]):
 
 
 def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
-    """Return the JSON node of a value; its arrays are added to ``tensors``, named by their place in the tree."""
-    # Exact types, because a subclass (an ordered dictionary, a masked array) would come back as something else.
+    """Return the JSON node of a value; add its arrays to ``tensors``, named by their place in the tree."""
+    # Exact types: a subclass (an ordered dictionary, a masked array) would be restored as its base class.
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -172,9 +211,9 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
     if type(value) is np.ndarray or isinstance(value, np.generic | jax.Array):
         return _encode_array(value, place, tensors)
     if isinstance(value, enum.Enum):
-        return {"$enum": _class_name_for(value, place, tensors), "member": value.name}
+        return {"$enum": _stored_name(value, place, tensors), "member": value.name}
     if _is_record(type(value)):
-        node = {"$class": _class_name_for(value, place, tensors)}
+        node = {"$class": _stored_name(value, place, tensors)}
         names = _field_names(type(value))
         return node | {name: _encode(getattr(value, name), f"{place}.{name}", tensors) for name in names}
     if callable(value):
@@ -200,9 +239,9 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
             f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
         )
     name = place
-    while name in tensors:  # {"a.b": x} and {"a": {"b": y}} lead to the same place
+    while name in tensors:  # {"a.b": x} and {"a": {"b": y}} have the same place
         name += "'"
-    # safetensors copies memory as it lies, so a transposed or byte-swapped array must be laid out anew.
+    # safetensors writes the memory of an array, so it must be contiguous and in native byte order.
     tensors[name] = np.array(value, dtype=np.dtype(value.dtype).newbyteorder("="), order="C")
     tensors.nodes[id(value)] = {_array_tag(value): name}
     return tensors.nodes[id(value)]
@@ -215,11 +254,11 @@ def _array_tag(value: np.ndarray | np.generic | jax.Array) -> str:
 
 
 def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
-    # Only the very same object: what wraps a known function (jax.grad of it, say) is another function.
+    # By identity: a wrapped function, such as jax.grad of a known one, is another function.
     for name, known in FUNCTIONS.items():
         if known is function:
             return name
-    # A lambda, or a function made by another, shares its name with others.
+    # Lambdas and local functions have no unique name.
     if not tensors.restored and "<" not in getattr(function, "__qualname__", "<"):
         return f"{function.__module__}:{function.__qualname__}"
     raise TypeError(
@@ -227,8 +266,21 @@ def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
     )
 
 
+def _stored_name(value: Any, place: str, tensors: _Tensors) -> str:
+    """Return the name of the value's class; raise a TypeError if the class cannot be found by it."""
+    cls = type(value)
+    foreign = (name for name, known in FOREIGN_CLASSES.items() if known is cls)
+    name = next(foreign, f"{cls.__module__}:{cls.__qualname__}")
+    if tensors.restored and _find_class(name) is not cls:
+        known = ", ".join(FOREIGN_CLASSES)
+        raise TypeError(
+            f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored"
+        )
+    return name
+
+
 def _decode(node: Any, tensors: dict[str, Any]) -> Any:
-    """Return the value that a JSON node stands for."""
+    """Return the value of a JSON node."""
     if isinstance(node, list):
         return [_decode(item, tensors) for item in node]
     if not isinstance(node, dict):
@@ -244,10 +296,8 @@ def _decode_dict(nodes: dict[str, Any], tensors: dict[str, Any]) -> dict[str, An
 def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     """Return a module or named tuple with the stored fields; its ``__init__`` is not called."""
     cls = _class_named(node["$class"], _is_record)
-    names = _field_names(cls)
-    if set(names) != set(node) - {"$class"}:
-        raise StorageError(f"{node['$class']} has other fields in this kexpfam; {USE_THE_WRITER}")
-    values = {name: _decode(node[name], tensors) for name in names}
+    stored = _decode_dict({name: item for name, item in node.items() if name != "$class"}, tensors)
+    values = restored_fields(cls.__name__, stored, _field_names(cls), functools.partial(_default, cls))
     if issubclass(cls, tuple):
         return tuple.__new__(cls, values.values())
     record = object.__new__(cls)
@@ -257,21 +307,21 @@ def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
 
 
 def _jax_tensor(name: str, tensors: dict[str, Any], convert: Callable[[np.ndarray], jax.Array]) -> jax.Array:
-    """Return the tensor as a JAX array, and the same one each time it is asked for."""
+    """Return the tensor as a JAX array, the same object each time."""
     if not isinstance(tensors[name], jax.Array):
         tensors[name] = convert(tensors[name])
     return tensors[name]
 
 
 def _to_jax(values: np.ndarray) -> jax.Array:
-    with jax.enable_x64(True):
+    with double_precision():
         return jnp.array(values)
 
 
 def _to_weak_jax(values: np.ndarray) -> jax.Array:
-    """Return a weakly typed array, which takes the type of its partner: as a strong one it would change results."""
-    # Only Python numbers make weak types, in the precision of the moment; overwriting their values keeps the type.
-    with jax.enable_x64(values.dtype.itemsize == 8):
+    """Return a weakly typed array; a strong type would change the types of results."""
+    # Only Python numbers make weak types, in the current precision; overwriting the values keeps the type.
+    with double_precision() if values.dtype.itemsize == 8 else single_precision():
         zeros = jnp.broadcast_to(jnp.asarray(values.dtype.type(0).item()), values.shape)
         return zeros.at[...].set(values)
 
@@ -304,105 +354,122 @@ def _field_names(cls: Any) -> tuple[str, ...]:
     return cls._fields if issubclass(cls, tuple) else tuple(field.name for field in dataclasses.fields(cls))
 
 
-def _class_name(cls: type) -> str:
-    foreign = (name for name, known in FOREIGN_CLASSES.items() if known is cls)
-    return next(foreign, f"{cls.__module__}:{cls.__qualname__}")
-
-
-def _class_name_for(value: Any, place: str, tensors: _Tensors) -> str:
-    """Return the name of the value's class; if it is to be restored, once it is sure that the name leads back to the class."""
-    name = _class_name(type(value))
-    if not tensors.restored:
-        return name
-    try:
-        found = _class_named(name, _is_enum if isinstance(value, enum.Enum) else _is_record)
-    except StorageError:
-        found = None
-    if found is not type(value):
-        known = ", ".join(FOREIGN_CLASSES)
-        raise TypeError(
-            f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored"
-        )
-    return name
+def _default(cls: Any, name: str) -> Any:
+    """Return the default of a field of a module or named tuple; raise KeyError if it has none."""
+    if issubclass(cls, tuple):
+        return cls._field_defaults[name]
+    field = cls.__dataclass_fields__[name]
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        raise KeyError(name)
+    return field.metadata.get("converter", lambda default: default)(value)
 
 
 def _class_named(name: str, is_expected: Callable[[Any], bool]) -> Any:
     """Return the class of that name; modules outside kexpfam are never imported."""
+    found = _find_class(name)
+    if not is_expected(found):
+        raise StorageError(f"{name!r} is not a class that this kexpfam can restore; {USE_THE_WRITER}")
+    return found
+
+
+def _find_class(name: str) -> Any:
+    """Return the object that a stored class name refers to, or None if it is not in kexpfam."""
     if name in FOREIGN_CLASSES:
-        found: Any = FOREIGN_CLASSES[name]
-    else:
-        module, _, qualified = name.partition(":")
-        found = _attribute(module, qualified) if OWN_MODULE.fullmatch(module) else None
-    # Comparing the names keeps out what a module of kexpfam has merely imported.
-    if not is_expected(found) or _class_name(found) != name:
-        raise StorageError(
-            f"{name!r} is not a class that a kexpfam file may hold; load only files that you trust"
-        )
-    return found
+        return FOREIGN_CLASSES[name]
+    module, _, stored = (RENAMED.get(name) or name).partition(":")
+    current = RENAMED.get(stored, stored)
+    if not OWN_MODULE.fullmatch(module) or current is None or not current.isidentifier():
+        return None
+    if (found := _own_attribute(module, current)) is not None:
+        return found
+    modules = _modules_defining(current)
+    return _own_attribute(modules[0], current) if len(modules) == 1 else None
 
 
-def _attribute(module: str, qualified: str) -> Any:
+def _own_attribute(module: str, name: str) -> Any:
+    """Return an attribute of a module, or None if it does not exist or is not defined in kexpfam."""
     try:
-        found = importlib.import_module(module)
-        for part in qualified.split("."):
-            found = getattr(found, part)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        raise StorageError(f"{module}:{qualified} is not in this kexpfam; {USE_THE_WRITER}") from None
-    return found
+        return None
+    return found if OWN_MODULE.fullmatch(str(getattr(found, "__module__", None))) else None
+
+
+@functools.cache
+def _modules_defining(name: str) -> list[str]:
+    """Return the modules of kexpfam whose source defines a class of that name; nothing is imported."""
+    package = Path(__file__).parent
+    definition = re.compile(rf"^class {name}\b", re.MULTILINE)
+    paths = [path for path in sorted(package.rglob("*.py")) if definition.search(path.read_text("utf-8"))]
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths]
+    return [module for module in names if OWN_MODULE.fullmatch(module)]
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Return the checked header and the tensors of a file."""
+    """Return the header and the tensors of a file, after checking its format and checksum."""
     if not path.is_file():
         raise StorageError(f"there is no file {path}; check the path")
     try:
         with safe_open(path, framework="np") as file:
             header = file.metadata() or {}
-            _check_header(header, path)
+            _check_format(header, path)
             names = file.keys()
-            return header, {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError:
         raise StorageError(_why_unreadable(path)) from None
+    if header.pop("checksum", None) != _checksum(header, tensors):
+        raise StorageError(f"{path} is damaged: its checksum does not match; copy or save it again")
+    return header, tensors
 
 
-def _check_header(header: dict[str, str], path: Path) -> None:
-    if header.get("format") != FORMAT:
+def _check_format(header: dict[str, str], path: Path) -> None:
+    if header.get("format") != "kexpfam":
         raise StorageError(
             f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved"
         )
     version, writer = header.get("version", ""), header.get("kexpfam", "of unknown version")
-    if version == VERSION:
-        return
-    if version.isdecimal() and int(version) < int(VERSION):
+    if not re.fullmatch("[0-9]{1,9}", version):
+        raise StorageError(f"{path} has no valid format number ({version!r}); it is damaged")
+    if int(version) > FORMAT:
+        raise StorageError(
+            f"{path} has format {version}, of kexpfam {writer}, which is newer; upgrade kexpfam"
+        )
+    if int(version) < OLDEST_FORMAT:
         raise StorageError(
             f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again"
         )
-    if version.isdecimal():
-        raise StorageError(
-            f"{path} has format {version}, of kexpfam {writer}, which is newer than this one; upgrade kexpfam"
-        )
-    raise StorageError(
-        f"{path} has no format number that kexpfam knows ({version!r}); it is damaged, or not a kexpfam file"
-    )
 
 
 def _why_unreadable(path: Path) -> str:
     with open(path, "rb") as file:
-        opening = file.read(HEADER_LENGTH_BYTES + len(OPENING))[HEADER_LENGTH_BYTES:]
+        opening = file.read(LENGTH_BYTES + len(OPENING))[LENGTH_BYTES:]
     if OPENING.startswith(opening):
         return f"{path} is cut short or damaged; copy it again from its source, or save it again"
     return f"{path} is not a kexpfam file; pass a file that kexpfam saved"
 
 
+def _checksum(header: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
+    """Return a digest of the header and of names, types, shapes and values of all tensors."""
+    digest = hashlib.blake2b(_json(sorted(header.items())).encode(), digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(_json([name, tensor.dtype.name, tensor.shape]).encode())
+        digest.update(tensor.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def _file_parts(header: dict[str, str], tensors: dict[str, np.ndarray]) -> Sequence[bytes | memoryview]:
-    """Return the parts of a safetensors file with a header in our order; the library's changes with each call."""
+    """Return the parts of a safetensors file; unlike the library's, its header has a fixed order."""
     content = safetensors.numpy.save(tensors, metadata=header)
-    end = HEADER_LENGTH_BYTES + int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
-    entries = json.loads(content[HEADER_LENGTH_BYTES:end])
+    end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    entries = json.loads(content[LENGTH_BYTES:end])
     del entries["__metadata__"]
     ordered = _json({"__metadata__": header} | entries).encode()
     ordered += b" " * (-len(ordered) % 8)  # tensors start at a multiple of 8 bytes
-    return len(ordered).to_bytes(HEADER_LENGTH_BYTES, "little"), ordered, memoryview(content)[end:]
+    return len(ordered).to_bytes(LENGTH_BYTES, "little"), ordered, memoryview(content)[end:]
 
 
 def _json(node: Any) -> str:

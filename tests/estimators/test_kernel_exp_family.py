@@ -18,8 +18,8 @@ import kexpfam
 from kexpfam import DDE, Convex, Integration, Judgement, Kernel, KernelExpFamily
 from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
-from kexpfam.fit import kernel as fit_kernel
 from kexpfam.estimators.base import UncertainNormaliserWarning
+from kexpfam.fit import kernel as fit_kernel
 from kexpfam.fit.bases import BASES
 from kexpfam.fit.convex import continuation, likelihood
 from kexpfam.fit.distil import Distillation

@@ -9,7 +9,7 @@ from kexpfam import storage
 from kexpfam.data.sample import Sample
 from kexpfam.fit.learned import Learned, Trainer, bounded_mean, learn
 from kexpfam.fit.problem import Status
-from kexpfam.model.precision import double_precision
+from kexpfam.jax_settings import double_precision
 
 SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400, polish=())
 

@@ -15,8 +15,8 @@ from kexpfam.fit.natural import (
     group_rows,
     lagged,
 )
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 
 PENALTY = 0.05

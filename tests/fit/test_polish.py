@@ -8,8 +8,8 @@ from scipy.optimize import check_grad
 from kexpfam.data.sample import Sample
 from kexpfam.fit.learned import Learned, learn
 from kexpfam.fit.polish import links, polished
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain
-from kexpfam.model.precision import double_precision
 
 CELLS = 96
 

@@ -9,9 +9,9 @@ from kexpfam.data.sample import Sample
 from kexpfam.fit.natural import Metric, group_rows
 from kexpfam.fit.saddle import Point, SaddleProblem
 from kexpfam.fit.standing import Standing, standing
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.networks import Identity
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 
 PENALTY = 0.01

@@ -9,9 +9,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import HEAD, OTHERS, Chain, Told, features, log_base, residuals
 from kexpfam.model.measures import logsumexp
-from kexpfam.model.precision import double_precision
 
 CELLS = 288
 

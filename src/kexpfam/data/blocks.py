@@ -12,11 +12,11 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import narwhals.stable.v2 as nw
 import numpy as np
 
 from kexpfam.data.frames import layout_of
+from kexpfam.settings import SettingsRecord, check_whole
 
 __all__ = [
     "RowBlocks",
@@ -37,7 +37,7 @@ READ_ONCE = (
 )
 
 
-class Rows(eqx.Module):
+class Rows(SettingsRecord):
     """How many rows a fit works with.
 
     Parameters
@@ -57,10 +57,9 @@ class Rows(eqx.Module):
     block: int = 65_536
 
     def __check_init__(self) -> None:
-        for name, least in (("in_memory", 100), ("kept", 10), ("block", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        check_whole(self, 100, "in_memory")
+        check_whole(self, 10, "kept")
+        check_whole(self, 1, "block")
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """How people call it: every estimator by its name, and how to get one back from a file."""
 
 import importlib
+import inspect
 import os
+from typing import Any
 
 import numpy as np
 
 from kexpfam import storage
-from kexpfam.cache import use_compilation_cache
 from kexpfam.estimators.base import Estimator
-from kexpfam.estimators.codec import TableCodec
 
 __all__ = ["ESTIMATORS", "load"]
 
@@ -39,28 +39,37 @@ def __dir__() -> list[str]:
 
 
 def load(path: str | os.PathLike) -> Estimator:
-    """Return the estimator stored at ``path``; no code is executed on the way."""
-    use_compilation_cache()
+    """Return the estimator stored at ``path``; no code of the file is executed."""
     kind, state, metadata = storage.load_tree(path)
+    kind = storage.RENAMED.get(kind) or kind
     if kind not in ESTIMATORS:
-        raise storage.StorageError(
-            f"{path} holds a {kind!r}, which is not an estimator of this version of kexpfam."
-        )
-    estimator = __getattr__(kind)(**state["params"])
+        raise storage.StorageError(f"{path} contains a {kind!r}, which is not an estimator of this kexpfam.")
+    try:
+        return _restored(__getattr__(kind), state, metadata)
+    except storage.StorageError as problem:
+        raise storage.StorageError(f"{path}: {problem}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise storage.StorageError(f"{path} is damaged: it does not contain a fitted {kind}.") from problem
+
+
+def _restored(cls: type[Estimator], state: dict[str, Any], metadata: dict[str, Any]) -> Estimator:
+    """Return a fitted estimator; parameters and attributes that are not stored take their defaults."""
+    parameters = inspect.signature(cls).parameters
+    params = storage.restored_fields(
+        cls.__name__, state.pop("params"), parameters, lambda name: parameters[name].default
+    )
+    estimator = cls(**params)
+    stored = {name.strip("_"): name for name in (*estimator._stored, *estimator._shared)}
+    class_attributes = {key: getattr(cls, name) for key, name in stored.items() if hasattr(cls, name)}
+    for key, value in storage.restored_fields(
+        cls.__name__, state, stored, class_attributes.__getitem__
+    ).items():
+        setattr(estimator, stored[key], value)
     estimator.n_features_in_ = metadata["n_features_in"]
     if metadata["columns"] is not None:
         estimator.column_names_ = metadata["columns"]
-    if metadata.get("targets") is not None:
+    if metadata["targets"] is not None:
         estimator.target_names_ = metadata["targets"]
-    layouts = metadata.get("layouts", [None, None])
-    columns = state["columns"], state["target_columns"]
-    codecs = [
-        None if one is None else TableCodec(one, layout) for one, layout in zip(columns, layouts, strict=True)
-    ]
-    estimator._codec, estimator._target_codec = codecs
     if metadata["fitted_to_frame"]:
         estimator.feature_names_in_ = np.array(metadata["columns"], dtype=object)
-    for name in dict.fromkeys((*estimator._stored, *estimator._shared)):
-        if name not in ("_columns", "_target_columns"):
-            setattr(estimator, name, state[name.strip("_")])
     return estimator

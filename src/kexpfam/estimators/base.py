@@ -21,7 +21,6 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes, storage
-from kexpfam.cache import use_compilation_cache
 from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
 from kexpfam.data.frames import layout_of
@@ -29,11 +28,11 @@ from kexpfam.data.kinds import Atom, Category, Integer
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
+from kexpfam.jax_settings import double_precision
 from kexpfam.judge.diagnosis import AbstractDiagnosis
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
-from kexpfam.model.precision import double_precision
 from kexpfam.progress import Bar, Listener
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Estimator(BaseEstimator, abc.ABC):
     conditional: ClassVar[bool]
     _takes_kinds: ClassVar[bool] = False
     _stored: ClassVar[tuple[str, ...]] = ()
-    _shared: ClassVar[tuple[str, ...]] = ("_columns", "_target_columns", "_weight")
+    _shared: ClassVar[tuple[str, ...]] = ("_codec", "_target_codec", "_weight")
     density_: Any
     _codec: Any
     _target_codec: TableCodec | None = None
@@ -166,8 +165,7 @@ class Estimator(BaseEstimator, abc.ABC):
 
     @contextlib.contextmanager
     def _fitting(self) -> Iterator[Listener | None]:
-        """Provide a fit with progress, float64 and the compilation cache; restore the old model if it fails."""
-        use_compilation_cache()
+        """Provide a fit with progress and float64; restore the old model if it fails."""
         before = dict(self.__dict__)
         try:
             with (
@@ -229,15 +227,13 @@ class Estimator(BaseEstimator, abc.ABC):
         check_is_fitted(self, "density_")
         skipped = ("progress", "checkpoint", "random_state")
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in skipped}
-        names = dict.fromkeys((*self._stored, *self._shared))
+        names = (*self._stored, *self._shared)
         state = {"params": params} | {name.strip("_"): getattr(self, name) for name in names}
-        layouts = [None if codec is None else codec.layout for codec in (self._codec, self._target_codec)]
         metadata = {
             "n_features_in": self.n_features_in_,
             "columns": self._names,
             "fitted_to_frame": hasattr(self, "feature_names_in_"),
             "targets": getattr(self, "target_names_", None),
-            "layouts": layouts,
         }
         storage.save_tree(path, type(self).__name__, state, metadata)
 

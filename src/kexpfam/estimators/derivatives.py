@@ -18,10 +18,10 @@ from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.data.weights import effective_rows, weighted_mean, weighted_variance
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import EIGENVALUE_FLOOR, AbstractSpan, KernelSpan
 
 __all__ = [

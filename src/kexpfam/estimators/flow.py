@@ -17,8 +17,8 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, remembered, whole
 from kexpfam.estimators.density import DensityEstimator
+from kexpfam.jax_settings import double_precision, single_precision
 from kexpfam.judge.diagnosis import AbstractDiagnosis
-from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener
 
 __all__ = ["FlowDensity", "FlowDiagnosis", "FlowShape", "SplineFlow", "Training"]
@@ -158,7 +158,7 @@ class SplineFlow(DensityEstimator):
             () if self._weight is None else (jnp.asarray(self._weight / self._weight.mean(), jnp.float32),)
         )
         data = (jnp.asarray(points, jnp.float32), *counts)
-        with jax.enable_x64(False):
+        with single_precision():
             flow, losses = _flowjax().train.fit_to_data(
                 train_key,
                 _new_flow(shape, make_key),

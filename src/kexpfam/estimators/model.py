@@ -29,6 +29,7 @@ from kexpfam.fit.select import Kernel, Selection
 from kexpfam.fit.stack import CandidateScore, compete
 from kexpfam.fit.task import Fitted, Keys, Splits, Task
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.jax_settings import double_precision
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
 from kexpfam.judge.stacking import diagnose_stack
@@ -38,7 +39,6 @@ from kexpfam.model.ensemble import MixedDensity, Stack
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.mixed import Embedding
 from kexpfam.model.partial import log_evidence
-from kexpfam.model.precision import double_precision
 from kexpfam.progress import Listener
 from kexpfam.settings import copy_changed_records
 

@@ -21,10 +21,10 @@ from kexpfam.fit.loop import Run, run
 from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
 from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem, State
 from kexpfam.fit.standing import Standing, standing
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import AbstractFunctionSpace
 from kexpfam.progress import Listener
 

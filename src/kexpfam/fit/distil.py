@@ -17,10 +17,11 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 from kexpfam.data.sample import AnyArray
 from kexpfam.fit.loop import optimiser, run, stepped
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
-from kexpfam.fit.problem import Problem, check_at_least
+from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp
-from kexpfam.model.precision import double_precision
+from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["Distillation", "distil"]
 
@@ -32,7 +33,7 @@ FULL_COVARIANCE_DIMS = 5
 FARTHEST = 0.5
 
 
-class Distillation(eqx.Module):
+class Distillation(SettingsRecord):
     """How a law is distilled from a density.
 
     Parameters

@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
-import equinox as eqx
 import numpy as np
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.weights import distinct_rows
-from kexpfam.fit.problem import check_at_least
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
+from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centres"]
 
@@ -17,7 +16,7 @@ __all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centre
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100
 
 
-class Features(eqx.Module):
+class Features(SettingsRecord):
     """How many features f has.
 
     Parameters

@@ -18,12 +18,13 @@ from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.folds import elsewhere
 from kexpfam.fit.loop import averaged, each, optimiser, run, scan, stepped
 from kexpfam.fit.polish import Polish, polished
-from kexpfam.fit.problem import Checkpoint, Status, check_at_least
+from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.fit.team import epochs, own_members
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import AbstractChain, Chain, keep_all
 from kexpfam.model.mixed import MixedChain, Wiring
 from kexpfam.progress import Listener
+from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn"]
 
@@ -44,7 +45,7 @@ CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 CHUNK = 5
 
 
-class Learned(eqx.Module):
+class Learned(SettingsRecord):
     """How learned bases are trained: an ensemble of chains.
 
     Parameters

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.fit.problem import Checkpoint, Status
-from kexpfam.model.precision import double_precision
+from kexpfam.jax_settings import double_precision
 from kexpfam.progress import Listener, Report
 
 if TYPE_CHECKING:

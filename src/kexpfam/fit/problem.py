@@ -7,7 +7,6 @@ import inspect
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
@@ -17,6 +16,7 @@ from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
+from kexpfam.settings import check_at_least
 
 __all__ = [
     "SOLVERS",
@@ -213,10 +213,3 @@ def mean_feature(space: FeatureSpace, sample: Sample) -> np.ndarray:
     """Return the mean of the features of the target over the rows of a sample."""
     count = len(sample) if sample.weight is None else float(np.sum(sample.weight))
     return space.target.total(sample.target, sample.weight) / count
-
-
-def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
-    """Raise unless these settings of a record are numbers of at least ``least``."""
-    for name in names:
-        if not jnp.ndim(getattr(record, name)) == 0 or not getattr(record, name) >= least:
-            raise ValueError(f"{name} must be at least {least}, got {getattr(record, name)}.")

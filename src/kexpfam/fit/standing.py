@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.fit.natural import Metric, f_gradient, lagged
 from kexpfam.fit.saddle import Point, SaddleProblem, draws_for_f
-from kexpfam.model.precision import double_precision
+from kexpfam.jax_settings import double_precision
 
 __all__ = ["Standing", "standing"]
 

@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Density, Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.model.precision import double_precision
 
 __all__ = [
     "Tempered",

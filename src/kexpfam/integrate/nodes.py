@@ -4,12 +4,12 @@ A grid does it exactly in few dimensions, importance draws do it with an error b
 decided by ``uses_grid`` and nowhere else.
 """
 
-import equinox as eqx
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
+from kexpfam.settings import SettingsRecord, check_whole
 
 __all__ = [
     "Integration",
@@ -27,7 +27,7 @@ BASE_SPREAD = 5.0
 DATA_MARGIN = 0.15
 
 
-class Integration(eqx.Module):
+class Integration(SettingsRecord):
     """How integrals over the target are done.
 
     Parameters
@@ -63,9 +63,7 @@ class Integration(eqx.Module):
                 raise ValueError(f"{name} must be whole numbers of at least 1, got {getattr(self, name)!r}.")
         if len(self.tail_cells) < max(len(self.cells), len(self.conditional_cells)):
             raise ValueError("tail_cells must have an entry for every entry of cells and conditional_cells.")
-        for name in ("draws", "partition_draws", "smc_particles", "smc_repeats", "smc_stages"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 2:
-                raise ValueError(f"{name} must be a whole number of at least 2, got {getattr(self, name)!r}.")
+        check_whole(self, 2, "draws", "partition_draws", "smc_particles", "smc_repeats", "smc_stages")
         if not self.finer > 1.0:
             raise ValueError(f"finer must be greater than 1, got {self.finer!r}.")
 

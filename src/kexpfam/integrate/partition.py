@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.model.precision import double_precision
 
 __all__ = ["METHODS", "by_importance", "by_quadrature", "by_smc", "log_mean_exp", "log_partition"]
 

@@ -7,7 +7,6 @@ import html
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
@@ -15,13 +14,14 @@ from jaxtyping import Array, Key
 from kexpfam.data.sample import Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import shortfall
-from kexpfam.fit.problem import Problem, Status, check_at_least
+from kexpfam.fit.problem import Problem, Status
 from kexpfam.integrate.nodes import effective_share
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.certificate import Certificate, certify
 from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.metrics import Distance, mmd_squared, neighbour_log_density
 from kexpfam.model.density import Density, Estimate, WeightedDraws
+from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "plain", "sampler_fit"]
 
@@ -34,7 +34,7 @@ PASS_ROWS = "Pass held-out X and y to diagnose() to see whether the predicted di
 NEIGHBOUR_DIMS, NEIGHBOUR_DRAWS = 3, 20_000
 
 
-class Judgement(eqx.Module):
+class Judgement(SettingsRecord):
     """How a fit is judged.
 
     Parameters

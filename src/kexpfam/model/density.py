@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import (
     AbstractMeasure,
@@ -28,7 +29,6 @@ from kexpfam.model.measures import (
     logsumexp,
 )
 from kexpfam.model.networks import AbstractTransport, Given, Identity
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import Constant, FeatureSpace, in_chunks
 
 __all__ = ["Completion", "Density", "Estimate", "Inputs", "Sampler", "Tilt", "TiltedCells", "WeightedDraws"]

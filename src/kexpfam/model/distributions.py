@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
-from kexpfam.model.precision import double_precision
+from kexpfam.jax_settings import double_precision
 
 __all__ = ["FAR", "AbstractDensity", "Distributions", "moved_in", "narrowed", "positive", "scores"]
 

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.weights import weighted_covariance, weighted_mean
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.networks import Network
-from kexpfam.model.precision import double_precision
 
 __all__ = [
     "AbstractMeasure",

@@ -13,10 +13,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Density, Estimate
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
 from kexpfam.model.measures import AbstractMeasure, logsumexp
-from kexpfam.model.precision import double_precision
 
 __all__ = ["Completions", "completed", "log_evidence", "patterns"]
 

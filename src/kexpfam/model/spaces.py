@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
 from kexpfam.model.measures import Nodes
 from kexpfam.model.networks import ACTIVATIONS
-from kexpfam.model.precision import double_precision
 
 __all__ = [
     "AbstractFunctionSpace",
