@@ -72,9 +72,9 @@ def test_one_target_has_calibration_and_crps(compared, conditionals):
     x, y = pair(1)
     narrow, wide = compared.entries
     assert (narrow.name, wide.name) == ("narrow", "wide")
-    found = conditionals[0].diagnose(x, y).calibration
+    found = conditionals[0].diagnose(x, y)
     assert narrow.crps == pytest.approx(found.crps)
-    assert narrow.pit_p_value == pytest.approx(found.ks_p_value)
+    assert narrow.pit_p_value == pytest.approx(found.pit_p_value)
     assert narrow.crps < wide.crps
 
 

@@ -176,8 +176,8 @@ def _entry(name: str, held: Held, own: np.ndarray, best: np.ndarray) -> Entry:
     with np.errstate(invalid="ignore"):
         lost = np.where(finite, best - own, np.inf)
         errors = [float(one.std() / shares) if np.all(np.isfinite(one)) else np.nan for one in (own, lost)]
-    p_value = float(kstest(levels, "uniform").pvalue) if calibration is None else calibration.ks_p_value
-    crps = getattr(calibration, "crps", None)
+    p_value = float(kstest(levels, "uniform").pvalue) if calibration is None else calibration.pit_p_value
+    crps = None if calibration is None else calibration.crps
     covered, mean, behind = float(np.mean(levels <= 0.9)), float(own.mean()), float(lost.mean())
     return Entry(
         name,

@@ -73,7 +73,9 @@ def fitted(subject: Subject) -> str:
     scores = subject.log_density(X, Y)
     error = scores.std() / np.sqrt(len(scores))
     mean = f"{scores.mean():.4f} ± {error:.2g} nats over {len(scores):,} rows"
-    measured = [row for row in subject.diagnosis.lines() if row[0] != "held-out log density"]
+    measured = [
+        (one.label, one.shown) for one in subject.diagnosis.labelled() if one.name != "held_out_score"
+    ]
     settings = {
         name: value
         for name, value in _changed(subject.model).items()
@@ -165,8 +167,8 @@ def calibration(subject: Subject) -> str:
         else " These are the rows of the fit, which flatter it: pass held-out rows for a fair check."
     )
     if found is not None:
-        name = found.words[0]
-        caption = f"Flat within the band if calibrated; KS p = {found.ks_p_value:.2g}."
+        name = found["pit"].text
+        caption = f"Flat within the band if calibrated; KS p = {found.pit_p_value:.2g}."
         first = drawing(plot_pit(found.pit, name=name), "pit", caption)
     else:
         figure = plot_pit(needed, name="level of the region that holds the row")
@@ -205,7 +207,7 @@ def relevance(subject: Subject) -> str:
     )
     figure = ""
     if losses:
-        values, errors = zip(*losses.values(), strict=True)
+        values, errors, _ = zip(*losses.values(), strict=True)
         figure = drawing(plot_ranking(list(losses), values, errors, label="nats"), "losses", caption)
     return section("What matters", grid([figure], large=True), scales, competed)
 

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import key_from
-from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate
-from kexpfam.judge.diagnosis import AbstractDiagnosis
-from kexpfam.judge.relevance import Loss, permutation_losses, region_levels
+from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.permutation import permutation_losses
+from kexpfam.judge.pit import pit_measurements, region_levels
+from kexpfam.model.density import Estimate
 from kexpfam.plot.canvas import feature_names, some_rows, target_names
 from kexpfam.plot.numbers import Kinds, drawn, kinds_of, numbers_of, training_rows
 
@@ -19,7 +20,6 @@ __all__ = ["Held", "Subject"]
 
 # Rows that are scored, draws that make curves smooth, and draws that a row is ranked among.
 MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
-AnyCalibration = Calibration | JointCalibration
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Held:
         )
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
+    def coverage(self) -> tuple[np.ndarray, str, Diagnosis | None]:
         """Return the level of the region that each row needs, what the regions are, and the calibration of a single target."""
         if not self.ordered:
             return self._region_levels(), "regions of highest density", None
-        found = calibrate(self.model.density_, *self.some(), key=key_from(self.seed))
-        return found.entries, found.words[1], found
+        found = Diagnosis(pit_measurements(self.model.density_, *self.some(), key=key_from(self.seed)))
+        return found.region_level, found["region_level"].text, found
 
     def _region_levels(self) -> np.ndarray:
         X, Y = self.some()
@@ -121,16 +121,16 @@ class Subject(Held):
     """A model that is reported on: with its diagnosis, draws, and what matters to it."""
 
     @functools.cached_property
-    def diagnosis(self) -> AbstractDiagnosis:
+    def diagnosis(self) -> Diagnosis:
         """Return the verdict; of targets that are numbers without gaps, with the calibration on unseen rows."""
         numbers = self.conditional and not any(isinstance(kind, Category) for kind in self.kinds.targets)
         given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
         return self.model.diagnose(*given, random_state=self.seed)
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
-        known = getattr(self.diagnosis, "calibration", None)
-        return super().coverage if known is None else (known.entries, known.words[1], known)
+    def coverage(self) -> tuple[np.ndarray, str, Diagnosis | None]:
+        known = self.diagnosis
+        return (known.region_level, known["region_level"].text, known) if "pit" in known else super().coverage
 
     @functools.cached_property
     def draws(self) -> np.ndarray:
@@ -139,7 +139,7 @@ class Subject(Held):
         return self.drawn(shown, -(-DRAWS // len(shown)) if self.conditional else DRAWS)
 
     @functools.cached_property
-    def losses(self) -> dict[str, Loss]:
+    def losses(self) -> dict[str, Estimate]:
         """Return what is lost where a feature is shuffled; of a joint density, where any column is. The largest first."""
         X, Y = self.some()
         columns, names = (X, self.features) if self.conditional else (Y, self.targets)
