@@ -347,7 +347,9 @@ class KernelModel(TableReader):
             tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion
         )
 
-    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]) -> Diagnosis:
+    def _diagnosed(
+        self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
+    ) -> Diagnosis:
         polish = {} if self.polish_ is None else self.polish_._asdict()
         return diagnose(
             self.density_,
