@@ -26,11 +26,12 @@ CLEAR = 2.0
 class Entry(NamedTuple):
     """A model on held-out rows.
 
-    ``score`` is the mean log density and ``behind`` its difference from the best model's, in nats, each with a
-    standard error; that of the difference is paired by row. ``off_support`` counts rows of density zero, for which
-    the mean is -inf. ``pit_p_value`` is that of the Kolmogorov-Smirnov test of PIT values (single target of a
-    conditional model), or of the levels of highest-density regions. ``covered`` is the share of rows in regions of
-    90 %. ``crps`` is None unless there is a single target. These three use at most 1,000 rows.
+    ``score`` is the mean log density and ``behind`` its difference from the best model's, in nats, each with
+    a standard error; that of the difference is paired by row. ``off_support`` counts rows of density zero,
+    for which the mean is -inf. ``pit_p_value`` is that of the Kolmogorov-Smirnov test of PIT values (single
+    target of a conditional model), or of the levels of highest-density regions. ``covered`` is the share of
+    rows in regions of 90 %. ``crps`` is None unless there is a single target. These three use at most 1,000
+    rows.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
     milliseconds_per_1000_draws: float
 
 
-HEADER = ("model", "log density", "behind the best", "PIT p", "90 % contain", "CRPS", "ms / 1,000 draws")
+HEADER = ("model", "log density", "behind the best", "PIT p", "inside 90 %", "CRPS", "ms / 1,000 draws")
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,7 @@ def _alike(models: Sequence[Any]) -> Sequence[Any]:
     if len(models) < 2:
         raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
     if len({model.conditional for model in models}) > 1:
-        raise ValueError(
-            "densities p(x) and conditional densities p(y | x) cannot be compared: they have different columns."
-        )
+        raise ValueError("densities p(x) and p(y | x) cannot be compared: they have different columns.")
     return models
 
 
