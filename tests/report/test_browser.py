@@ -42,7 +42,8 @@ function look(frame) {
     parseFloat(view.getComputedStyle(text).fontSize) * scale(svg)));
   const inks = svgs.flatMap(svg => [...svg.querySelectorAll("text")].map(text =>
     contrast(view.getComputedStyle(text).fill, paper(svg, view))));
-  const large = svg => { const box = svg.getBoundingClientRect(); return box.width > 150 && box.height > 60; };
+  const large = svg => { const box = svg.getBoundingClientRect();
+    return box.width > 150 && box.height > 60; };
   return { width: frame.clientWidth, reach: page.documentElement.scrollWidth,
     background: paper(page.body, view), figures: svgs.filter(large).length,
     letters: Math.min(...letters), contrast: Math.min(...inks, ...texts.filter(one => one.textContent.trim())

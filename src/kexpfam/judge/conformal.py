@@ -103,22 +103,13 @@ class Conformal(eqx.Module):
     def measurements(self) -> list[Measurement]:
         """Return the number of held-out rows, and the coverage before and after the repair."""
         kind = "intervals" if self.levels is not None else "regions"
-        shares = lambda name: dict(zip(self.coverages.tolist(), getattr(self, name).tolist(), strict=True))
-        found = [
-            Measurement(
-                "conformal_rows", self.rows, label="conformal repair", text=f"{kind} from {self.rows} rows"
-            )
-        ]
-        for name, meaning in (("before", "without the repair"), ("after", "with a repair by the other rows")):
-            found.append(
-                Measurement(
-                    f"coverage_{name}_repair",
-                    shares(name),
-                    meaning=f"Share of the conformal rows inside {kind} {meaning}.",
-                    label=f"coverage {name} repair",
-                    text=coverage_text(shares(name)),
-                )
-            )
+        text = f"{kind} from {self.rows} rows"
+        found = [Measurement("conformal_rows", self.rows, label="conformal repair", text=text)]
+        for when, observed in (("before", self.before), ("after", self.after)):
+            shares = dict(zip(self.coverages.tolist(), observed.tolist(), strict=True))
+            meaning = f"Share of the conformal rows inside {kind} {when} a repair by the other rows."
+            name, label = f"coverage_{when}_repair", f"coverage {when} repair"
+            found.append(Measurement(name, shares, None, None, meaning, label, coverage_text(shares)))
         return found
 
     def __str__(self) -> str:
@@ -126,9 +117,7 @@ class Conformal(eqx.Module):
 
     def _knots(self) -> np.ndarray:
         if self.levels is None:
-            raise ValueError(
-                "distribution functions and quantiles need targets of one dimension: use in_region."
-            )
+            raise ValueError("cdf and quantiles need targets of one dimension: use in_region.")
         return np.concatenate([[0.0], self.levels, [1.0]])
 
 

@@ -73,28 +73,20 @@ class Comparison:
 
     def cells(self) -> list[list[str]]:
         """Return the table's rows as text."""
-        return [
-            [
-                one.name,
-                f"{one.score:.4f} ± {one.standard_error:.2g}"
-                if not one.off_support
-                else f"-inf: {one.off_support} rows",
-                "–" if one is self.entries[0] else f"{one.behind:.4f} ± {one.behind_error:.2g}",
-                f"{one.pit_p_value:.2g}",
-                f"{one.covered:.1%}",
-                "–" if one.crps is None else f"{one.crps:.4g}",
-                f"{one.milliseconds_per_1000_draws:.3g}",
-            ]
-            for one in self.entries
-        ]
+        rows = []
+        for one in self.entries:
+            score = f"{one.score:.4f} ± {one.standard_error:.2g}"
+            score = f"-inf: {one.off_support} rows" if one.off_support else score
+            behind = "–" if one is self.entries[0] else f"{one.behind:.4f} ± {one.behind_error:.2g}"
+            crps = "–" if one.crps is None else f"{one.crps:.4g}"
+            calibration = [f"{one.pit_p_value:.2g}", f"{one.covered:.1%}", crps]
+            rows.append([one.name, score, behind, *calibration, f"{one.milliseconds_per_1000_draws:.3g}"])
+        return rows
 
     def __str__(self) -> str:
         lines = [list(HEADER), *self.cells()]
         widths = [max(len(line[k]) for line in lines) for k in range(len(HEADER))]
-        shown = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*shown, self.verdict])
 
     def as_dict(self) -> dict[str, Any]:

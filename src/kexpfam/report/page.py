@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = [
-    "Block",
     "Code",
     "Drawing",
     "Figures",
