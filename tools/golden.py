@@ -19,7 +19,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kexpfam import Atom, Bounded, ConditionalKernelExpFamily, Integration, Kernel, KernelExpFamily, Periodic, estimators, storage
+from kexpfam import (
+    Atom,
+    Bounded,
+    ConditionalKernelExpFamily,
+    Integration,
+    Kernel,
+    KernelExpFamily,
+    Periodic,
+    estimators,
+    storage,
+)
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
@@ -111,7 +121,10 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple]]]:
             joint_rows(),
         )
     for name in ("random_features", "full"):
-        made[f"space-{name}"] = lambda name=name: (KernelExpFamily(model="kernel", kernel=Kernel(space=name), **KERNEL), joint_rows())
+        made[f"space-{name}"] = lambda name=name: (
+            KernelExpFamily(model="kernel", kernel=Kernel(space=name), **KERNEL),
+            joint_rows(),
+        )
     made["two-columns"] = lambda: (KernelExpFamily(**KERNEL), joint_rows(2))
     made["bounds"] = lambda: (KernelExpFamily(**KERNEL, bounds=([-9.0], [9.0])), joint_rows())
     made["chain"] = lambda: (KernelExpFamily(**CHAIN), joint_rows(3))

@@ -14,7 +14,7 @@ from sklearn.base import clone
 import kexpfam
 from kexpfam import Integration, estimators
 from kexpfam.datasets import two_moons
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis
 
 ROWS, DRAWS = 40, 30
 GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2}
@@ -161,7 +161,7 @@ def test_the_training_data_are_given_back(fitted):
 
 def test_the_diagnosis_is_a_report_with_a_verdict(fitted):
     diagnosis = fitted[0].diagnose()
-    assert isinstance(diagnosis, AbstractDiagnosis)
+    assert isinstance(diagnosis, Diagnosis)
     assert diagnosis.verdict in ("good", "fair", "poor")
     assert diagnosis.rows()[0] == ("verdict", diagnosis.verdict.upper())
     for name, value in diagnosis.rows():
@@ -181,7 +181,7 @@ def test_a_conditional_density_has_means_quantiles_and_densities_of_one_conditio
     given = model.given(x[3])
     np.testing.assert_allclose(given.score_samples(y[3:4]), model.score_samples(x[3:4], y[3:4]), rtol=1e-9)
     assert given.sample(DRAWS, random_state=0).shape == (DRAWS,)
-    assert model.diagnose(x, y).calibration.rows == ROWS
+    assert model.diagnose(x, y).held_out_rows == ROWS
 
 
 def test_a_plot_is_a_figure(fitted):

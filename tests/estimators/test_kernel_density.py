@@ -17,6 +17,7 @@ from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
 from kexpfam.estimators import kernel_density
 from kexpfam.estimators.kernel_density import BANDWIDTHS, GridSearch, KernelDensity, deal, held_out_losses
+from kexpfam.judge.diagnosis import verdict_of
 
 ROWS, DRAWS = 120, 4000
 
@@ -88,7 +89,7 @@ def test_the_chosen_bandwidth_has_the_smallest_loss(model):
 def test_a_choice_at_the_end_of_the_grid_is_said(losses, edge, verdict):
     search = GridSearch(("h",), (np.array([1.0, 2.0, 3.0]),), np.array(losses))
     assert search.on_edge == edge
-    assert kernel_density.SearchDiagnosis.of(search).verdict == verdict
+    assert verdict_of(search.measurements()) == verdict
 
 
 def test_a_given_bandwidth_is_used(moons):

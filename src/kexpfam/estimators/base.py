@@ -29,7 +29,7 @@ from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_w
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
 from kexpfam.jax_settings import double_precision
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.density import LARGE_ERROR, Density
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
@@ -105,7 +105,7 @@ class Estimator(BaseEstimator, abc.ABC):
     _target_codec: TableCodec | None = None
     _training: np.ndarray
     _weight: np.ndarray | None = None
-    _diagnosis: AbstractDiagnosis | None = None
+    _diagnosis: Diagnosis | None = None
 
     # Tables.
 

@@ -1,9 +1,8 @@
 """The face of a conditional density ``p(y | x)``."""
 
-import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import jax.random as jr
 import numpy as np
@@ -21,13 +20,13 @@ from kexpfam.estimators.base import Estimator, Seed, key_from, shown, whole
 from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.estimators.messages import numbers_of
-from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate, density_ranks
 from kexpfam.judge.conformal import Conformal, conformalise
+from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 from kexpfam.progress import Listener
 
 __all__ = ["ConditionalEstimator", "SeenRowsWarning"]
 
-AnyDiagnosis = TypeVar("AnyDiagnosis", bound=Any)
 # Draws per row for highest-density regions.
 REGION_DRAWS = 200
 # A larger share of training rows among the rows of ``calibrate`` raises a warning.
@@ -261,18 +260,18 @@ class ConditionalEstimator(Estimator):
         draws: int = REGION_DRAWS,
         random_state: Any = 0,
     ) -> Self:
-        """Repair quantiles, intervals, distribution functions and regions by rows that the model has not seen; return itself.
+        """Adjust quantiles, intervals, distribution functions and regions on held-out rows; return the estimator.
 
-        Split conformal prediction: if these rows and the next are exchangeable, intervals and regions hold the next y with at
-        least the probability they state, whatever the density is worth. That holds on average over x, not at every x. What
-        it did is in ``calibration_``; ``draws`` per row stand behind regions. ``calibrate(None)`` and a new fit undo it.
+        Split conformal prediction: if these rows and the next one are exchangeable, intervals and regions contain the
+        next y with at least their nominal probability, on average over x. ``conformal_`` holds the result. ``draws`` is
+        the number of draws per row for regions. ``calibrate(None)`` and a new fit undo it.
         """
         if X is None:
             self._conformal = None
             return self
         X, targets = self._checked_rows(X, y)
         if len(X) < FEWEST_ROWS:
-            raise ValueError(f"a repair takes {FEWEST_ROWS} rows at least, got {len(X)}.")
+            raise ValueError(f"calibrate needs at least {FEWEST_ROWS} rows, got {len(X)}.")
         draws = whole("draws", draws, 1)
         self._warn_of_seen(X, targets)
         key = key_from(random_state)
@@ -280,37 +279,39 @@ class ConditionalEstimator(Estimator):
         return self
 
     @property
-    def calibration_(self) -> Conformal:
-        """What ``calibrate`` found: rows, and the coverage of intervals (regions, for several targets) before and after."""
-        if getattr(self, "_conformal", None) is None:
-            raise AttributeError(
-                "this model was not repaired: call calibrate(X, y) with rows that it has not seen."
-            )
-        assert self._conformal is not None
+    def conformal_(self) -> Conformal:
+        """The result of ``calibrate``: its rows, and the coverage of intervals or regions before and after."""
+        if self._conformal is None:
+            raise AttributeError("call calibrate(X, y) first, with rows that the model has not seen.")
         return self._conformal
 
     def _calibration(
-        self, X: ArrayLike | None, y: ArrayLike | None, *, key: Key[Array, ""]
-    ) -> Calibration | JointCalibration | None:
-        if X is None:
-            return None
-        X, targets = self._checked_rows(X, y)
-        found = calibrate(self.density_, X, targets, key=key)
-        if self._conformal is None:
-            return found
-        return dataclasses.replace(
-            found, repaired=self._conformal.coverage(self.density_, X, targets, key=key)
-        )
-
-    def _repaired(self, diagnosis: AnyDiagnosis) -> AnyDiagnosis:
-        """Return the diagnosis with what is known of the repair."""
-        return dataclasses.replace(diagnosis, repair=self._conformal)
+        self,
+        X: ArrayLike | None,
+        y: ArrayLike | None,
+        *,
+        settings: Judgement | None = None,
+        key: Key[Array, ""],
+    ) -> list[Measurement]:
+        """Return measurements on held-out rows, if there are any, and those of ``calibrate``."""
+        found: list[Measurement] = []
+        conformal = self._conformal
+        if X is not None:
+            X, targets = self._checked_rows(X, y)
+            found = pit_measurements(self.density_, X, targets, settings=settings, key=key)
+            if conformal is not None:
+                shares = conformal.coverage(self.density_, X, targets, key=key)
+                text = coverage_text(shares)
+                found.append(
+                    Measurement("repaired_coverage", shares, label="coverage once repaired", text=text)
+                )
+        return found if conformal is None else [*found, *conformal.measurements()]
 
     def _warn_of_seen(self, X: np.ndarray, targets: np.ndarray) -> None:
         trained = {row.tobytes() for row in np.concatenate([self._training, self._training_targets], axis=1)}
         seen = np.mean([row.tobytes() in trained for row in np.concatenate([X, targets], axis=1)])
         if seen > MOST_SEEN:
-            message = f"{seen:.0%} of these rows are among those that the model was fitted to: hold rows out for the repair."
+            message = f"{seen:.0%} of these rows are training rows: calibrate needs rows that the model has not seen."
             warnings.warn(message, SeenRowsWarning, stacklevel=caller_level())
 
 

@@ -21,7 +21,6 @@ from kexpfam.estimators.kernel_density import (
     FOLDS,
     MOST_HELD_OUT,
     GridSearch,
-    SearchDiagnosis,
     chunks,
     deal,
     grid_of,
@@ -37,6 +36,7 @@ from kexpfam.estimators.mixture_density import (
 )
 from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
@@ -79,12 +79,11 @@ class MixtureEstimator(ConditionalEstimator):
     @remembered
     def diagnose(
         self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0
-    ) -> SearchDiagnosis:
+    ) -> Diagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
-        return self._repaired(
-            SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state)))
-        )
+        calibration = self._calibration(X, y, key=key_from(random_state))
+        return Diagnosis([*self.selection_.measurements(), *calibration])
 
 
 class LeastSquaresConditional(MixtureEstimator):

@@ -1,7 +1,6 @@
 """A neural spline flow, through flowjax: the density model that a user of neural networks would reach for."""
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -18,10 +17,10 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, remembered, whole
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.jax_settings import double_precision, single_precision
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.progress import Listener
 
-__all__ = ["FlowDensity", "FlowDiagnosis", "FlowShape", "SplineFlow", "Training"]
+__all__ = ["FlowDensity", "FlowShape", "SplineFlow", "Training"]
 
 # Splines bend the line within this many standard deviations and leave it as it is beyond.
 SPLINE_INTERVAL = 5.0
@@ -69,23 +68,6 @@ class FlowDensity(eqx.Module):
     def _flow(self) -> Any:
         structure, rest = _skeleton(self.shape)
         return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(array) for array in self.arrays]), rest)
-
-
-@dataclass(frozen=True)
-class FlowDiagnosis(AbstractDiagnosis):
-    """What can be known about a trained flow."""
-
-    verdict: str
-    training: Training
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        best = int(np.argmin(self.training.validation))
-        gap = self.training.validation[best] - self.training.train[best]
-        return [
-            ("kept epoch", f"{best + 1} of {len(self.training.validation)}"),
-            ("validation loss", f"{self.training.validation[best]:.4f} nats, {gap:+.4f} to training"),
-        ]
 
 
 class SplineFlow(DensityEstimator):
@@ -177,13 +159,22 @@ class SplineFlow(DensityEstimator):
         return arrays, Training(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> FlowDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return how the training ended; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        if self.training_.finished:
-            return FlowDiagnosis("good", self.training_, ())
-        return FlowDiagnosis(
-            "fair", self.training_, ("The validation loss may still fall: raise max_epochs.",)
+        train, validation, finished = self.training_
+        best = int(np.argmin(validation))
+        loss = float(validation[best])
+        text = f"{loss:.4f} nats, {loss - train[best]:+.4f} to training"
+        meaning = "The validation loss may still fall: raise max_epochs."
+        return Diagnosis(
+            [
+                Measurement(
+                    "kept_epoch", best + 1, label="kept epoch", text=f"{best + 1} of {len(validation)}"
+                ),
+                Measurement("validation_loss", loss, label="validation loss", text=text),
+                Measurement("finished", finished, None, "good" if finished else "fair", meaning),
+            ]
         )
 
 

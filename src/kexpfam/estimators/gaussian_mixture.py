@@ -1,6 +1,5 @@
 """A mixture of normals by expectation maximisation, its size and shape chosen on held-out points, behind the library's face."""
 
-from dataclasses import dataclass
 from typing import Self
 
 import equinox as eqx
@@ -15,11 +14,11 @@ from kexpfam.estimators.codec import FEWEST_ROWS
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.measures import Mixture
 from kexpfam.progress import Listener
 
-__all__ = ["GaussianMixtureDensity", "MixtureDiagnosis", "ScaledMixture"]
+__all__ = ["GaussianMixtureDensity", "ScaledMixture"]
 
 
 class ScaledMixture(eqx.Module):
@@ -35,19 +34,6 @@ class ScaledMixture(eqx.Module):
     def sample(self, count: int, X: None = None, *, key: Key[Array, ""]) -> np.ndarray:
         """Return draws."""
         return self.scaling.to_data(self.mixture.draws(count, key=key))
-
-
-@dataclass(frozen=True)
-class MixtureDiagnosis(AbstractDiagnosis):
-    """What can be known about a mixture: its size, and whether one component has shrunk onto few points."""
-
-    verdict: str
-    components: int
-    smallest_share: float
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        return [("components", f"{self.components}, smallest share {self.smallest_share:.2%}")]
 
 
 class GaussianMixtureDensity(DensityEstimator):
@@ -87,12 +73,16 @@ class GaussianMixtureDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return the size of the mixture; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.mixture.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
-        advice = (
-            ("A component rests on fewer than ten rows: its height is not to be trusted.",) if few else ()
+        meaning = "A component rests on fewer than ten rows: its height is unreliable."
+        text = f"{len(shares)}, smallest share {shares.min():.2%}"
+        return Diagnosis(
+            [
+                Measurement("components", len(shares), label="components", text=text),
+                Measurement("smallest_share", float(shares.min()), None, "fair" if few else "good", meaning),
+            ]
         )
-        return MixtureDiagnosis("fair" if few else "good", len(shares), float(shares.min()), advice)

@@ -1,6 +1,5 @@
 """Kernel density estimation: scikit-learn's, with its bandwidth chosen by cross-validation, behind the library's face."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import equinox as eqx
@@ -15,15 +14,13 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, remembered
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.conformal import Conformal
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.progress import Listener
 
 if TYPE_CHECKING:
     import sklearn.neighbors
 
-__all__ = ["GridSearch", "KernelDensity", "KernelMixture", "SearchDiagnosis", "deal", "held_out_losses"]
+__all__ = ["GridSearch", "KernelDensity", "KernelMixture", "deal", "held_out_losses"]
 
 FOLDS = 5
 # In standard deviations; neighbours differ by 10%, which moves a held-out log likelihood by less than its error.
@@ -59,35 +56,18 @@ class GridSearch(NamedTuple):
         named = zip(self.names, self.grids, self.place, strict=True)
         return tuple(name for name, grid, i in named if len(grid) > 1 and i in (0, len(grid) - 1))
 
-
-@dataclass(frozen=True)
-class SearchDiagnosis(AbstractDiagnosis):
-    """What can be known about a fit whose only choice is a setting on a grid."""
-
-    verdict: str
-    selection: GridSearch
-    calibration: Calibration | JointCalibration | None
-    advice: tuple[str, ...]
-    repair: Conformal | None = None
-
-    @staticmethod
-    def of(
-        selection: GridSearch, calibration: Calibration | JointCalibration | None = None
-    ) -> "SearchDiagnosis":
-        """Return the diagnosis: good, unless the best setting may lie beyond the grid."""
-        edge = selection.on_edge
-        advice = (
-            (f"{' and '.join(edge)} chosen at an end of the grid: a better value may lie beyond it.",)
-            if edge
-            else ()
-        )
-        return SearchDiagnosis("fair" if edge else "good", selection, calibration, advice)
-
-    def lines(self) -> list[tuple[str, str]]:
-        chosen = ", ".join(f"{name} {value:.4g}" for name, value in self.selection.chosen.items())
-        tried = f"{self.selection.losses.min():.4f} nats, best of {self.selection.losses.size}"
-        calibrated = self.calibration.lines() if self.calibration is not None else []
-        return [("chosen", chosen), ("held-out loss", tried), *calibrated]
+    def measurements(self) -> list[Measurement]:
+        """Return the chosen setting and its loss: fair if a better setting may lie beyond the grid."""
+        chosen = ", ".join(f"{name} {value:.4g}" for name, value in self.chosen.items())
+        loss, edge = float(self.losses.min()), " and ".join(self.on_edge)
+        level, meaning = "good", "The chosen setting lies inside its grid."
+        if edge:
+            level, meaning = "fair", f"{edge} chosen at an end of the grid: a better value may lie beyond it."
+        text = f"{loss:.4f} nats, best of {self.losses.size}"
+        return [
+            Measurement("chosen", self.chosen, None, level, meaning, label="chosen", text=chosen),
+            Measurement("held_out_loss", loss, label="held-out loss", text=text),
+        ]
 
 
 class KernelMixture(eqx.Module):
@@ -163,10 +143,10 @@ class KernelDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> SearchDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return how the bandwidth was chosen; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        return SearchDiagnosis.of(self.selection_)
+        return Diagnosis(self.selection_.measurements())
 
 
 def held_out_losses(

@@ -21,7 +21,7 @@ from kexpfam.estimators.model import KernelModel
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import Kernel
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.model.density import Density
 from kexpfam.progress import Listener
 
@@ -168,10 +168,10 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         return self._mean_score(blocks, weighted=sample_weight is not None)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> AbstractDiagnosis:
+    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
         """Return measurements of the quality of the fit; they print as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        return self._diagnosed(None, settings, key_from(random_state))
+        return self._diagnosed([], Judgement.of(settings), key_from(random_state))
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
@@ -389,11 +389,11 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         random_state: Seed = 0,
         *,
         settings: Judgement | None = None,
-    ) -> AbstractDiagnosis:
+    ) -> Diagnosis:
         """Return measurements of the quality of the fit; with held-out X and y, of its calibration too."""
         check_is_fitted(self, "density_")
-        key = key_from(random_state)
-        return self._repaired(self._diagnosed(self._calibration(X, y, key=key), settings, key))
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return self._diagnosed(self._calibration(X, y, settings=settings, key=key), settings, key)
 
     @property
     def condition_lengthscale_(self) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from kexpfam.estimators.base import Estimator, key_from, keys_from, listening, o
 from kexpfam.estimators.codec import kinds_of_targets
 from kexpfam.estimators.row_source import RowSource, mean_score, paired_blocks
 from kexpfam.fit.candidates import FEWEST_CHAIN_ROWS, MODELS, candidates
+from kexpfam.fit.certificate import certified
 from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.learned import EFFORTS, Learned
 from kexpfam.fit.polish import Polish
@@ -29,13 +31,11 @@ from kexpfam.fit.select import Kernel, Selection
 from kexpfam.fit.stack import CandidateScore, compete
 from kexpfam.fit.task import Fitted, Keys, Splits, Task
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.jax_settings import double_precision
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
-from kexpfam.judge.stacking import diagnose_stack
-from kexpfam.model.density import Density, Inputs
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
+from kexpfam.judge.measure import diagnose
+from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import scores
-from kexpfam.model.ensemble import MixedDensity, Stack
+from kexpfam.model.ensemble import MixedDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.mixed import Embedding
 from kexpfam.model.partial import log_evidence
@@ -334,25 +334,21 @@ class KernelModel(Estimator):
         return found
 
     def _diagnosed(
-        self, calibration: Calibration | JointCalibration | None, settings: Any, key: Key[Array, ""]
-    ) -> AbstractDiagnosis:
-        if not isinstance(settings, Judgement | None):
-            raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
-        parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
-        kernel = next((part for part in parts if isinstance(part, Density)), None)
-        judged, fit = None, self._kernel_fit
-        if kernel is not None and fit is not None:
-            alone = kernel is self.density_
-            training = self._training if self.conditional else np.asarray(fit.problem.sample.target)
-            with double_precision():
-                own = calibration if alone else None
-                judged = diagnose(
-                    fit.problem, kernel, training, fit.solution.status, own, settings=settings, key=key
-                )
-            if alone:
-                return judged
-        facts = self._training, self._weight, self.candidates_, judged, self.polish_, calibration
-        return diagnose_stack(self.density_, *facts, settings=settings, key=key)
+        self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
+    ) -> Diagnosis:
+        fit = self._kernel_fit
+        return diagnose(
+            self.density_,
+            self._training,
+            self._weight,
+            candidates=self.candidates_,
+            status={"kernel": fit.solution.status} if fit is not None else {},
+            facts={name: one.facts for name, one in self.fits_.items()},
+            certify=None if fit is None else partial(certified, fit.problem),
+            calibration=calibration,
+            settings=settings,
+            key=key,
+        )
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:

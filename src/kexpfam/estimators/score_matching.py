@@ -1,7 +1,6 @@
 """The kernel exponential family by score matching: no normaliser in the fit, a linear system instead, and chains to draw."""
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -41,9 +40,10 @@ from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Solution, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, judge, sampler_fit
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
+from kexpfam.judge.measure import measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.density import Density, Inputs, Sampler, Tilt
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
@@ -51,7 +51,6 @@ from kexpfam.model.spaces import Constant, FeatureSpace, spread_rows
 from kexpfam.progress import Listener, Report
 
 __all__ = [
-    "ScoreMatchingDiagnosis",
     "ScoreMatchingExpFamily",
     "ScoreSelection",
     "ScoreSettings",
@@ -125,26 +124,6 @@ def score_base(
     return (
         mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width, weight=sample.weight)
     )
-
-
-@dataclass(frozen=True)
-class ScoreMatchingDiagnosis(AbstractDiagnosis):
-    """What was measured about a fit by score matching; the share is that of effective draws where chains start."""
-
-    log_partition: Estimate
-    loss: float
-    held_out_loss: float | None
-    effective_share: float
-    verdict: str
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        held_out = "no selection ran" if self.held_out_loss is None else f"{self.held_out_loss:.4f} held out"
-        return [
-            ("score-matching loss", f"{self.loss:.4f} in training, {held_out}"),
-            ("log Z", str(self.log_partition)),
-            ("effective share of starts", f"{self.effective_share:.0%}"),
-        ]
 
 
 class ScoreMatchingExpFamily(DensityEstimator):
@@ -268,29 +247,43 @@ class ScoreMatchingExpFamily(DensityEstimator):
         )
 
     @remembered
-    def diagnose(
-        self, random_state: Seed = 0, *, settings: Judgement | None = None
-    ) -> ScoreMatchingDiagnosis:
-        """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
+    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
+        """Return the diagnosis of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
 
-        density, chosen, settings = self.density_, self.selection_.chosen, settings or Judgement()
-        status, partition = self.solution_.status, density.log_partition
+        density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
+        key = key_from(random_state)
         fit = sampler_fit(
-            density, self._training, settings.draws, weight=self._weight, key=key_from(random_state)
+            density, self._training, settings.draws, settings=settings, weight=self._weight, key=key
         )
-        # The solution is in closed form and draws are refined, so that only the normaliser is left to judge.
-        exact = fit._replace(kl=Estimate(0.0, 0.0, np.inf), share=1.0)
-        verdict, advice = judge(status, partition, 0.0, exact, None, conditional=False, settings=settings)
-        if fit.share < RESAMPLING_SHARE:
-            advice += (
-                "Chains start far from the density: the shares of its modes in draws may be off. Raise rkhs_penalty.",
-            )
-            verdict = "poor"
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
-        held_out = None if chosen is None else chosen.loss
-        return ScoreMatchingDiagnosis(partition, loss, held_out, fit.share, verdict, advice)
+        held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
+        starts, meaning = "good", "Chains start near the density."
+        if fit.share < RESAMPLING_SHARE:
+            starts = "poor"
+            meaning = (
+                "Chains start far from the density: draws may weigh its modes wrongly. Raise rkhs_penalty."
+            )
+        # The solution is in closed form and draws are refined: the other levels do not depend on the sampler.
+        return Diagnosis(
+            [
+                measure_status(self.solution_.status, label=""),
+                Measurement(
+                    "loss", loss, label="score-matching loss", text=f"{loss:.4f} in training, {held_out}"
+                ),
+                measure_log_partition(density.log_partition),
+                Measurement(
+                    "effective_share",
+                    fit.share,
+                    None,
+                    starts,
+                    meaning,
+                    "effective share of starts",
+                    f"{fit.share:.0%}",
+                ),
+            ]
+        )
 
     @property
     def _sample(self) -> Sample:

@@ -8,11 +8,11 @@ import pytest
 from kexpfam import ConditionalKernelExpFamily, Kernel
 from kexpfam.data.sample import Sample
 from kexpfam.fit import convex
+from kexpfam.fit.certificate import certify, dual_value, primal_value, sampler_dual_value
 from kexpfam.fit.convex import continuation, likelihood
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes
 from kexpfam.integrate.partition import by_quadrature
-from kexpfam.judge.certificate import certify, dual_value, primal_value, sampler_dual_value
 from kexpfam.model import kernels
 from kexpfam.model.density import Estimate, Sampler, WeightedDraws
 from kexpfam.model.measures import Gaussian
@@ -63,7 +63,7 @@ def test_both_values_bracket_the_optimum_whatever_f_is(task, optimum, scale):
 
 
 def grid_dual(problem, tilt, primal):
-    """Return the dual at the density of f with moments on a grid: the penalised likelihood and its squared gradient."""
+    """Return the dual at f on a grid: the penalised likelihood and its squared gradient."""
     slope = convex.gradient(problem, PENALTY, np.asarray(tilt.weights))
     return primal.value + 0.5 * slope @ slope / PENALTY
 
@@ -148,7 +148,8 @@ def test_with_too_few_effective_draws_the_dual_is_that_of_the_sampler(task, opti
 
 
 def test_draws_that_agree_with_the_data_have_no_mismatch(task):
-    # The data themselves as draws, with the base's own density: no divergence, and no mismatch but for the missing diagonal.
+    # The data themselves as draws, with the base's own density: no divergence, and no mismatch but for the
+    # missing diagonal.
     rows = np.asarray(task.sample.target)
     features = task.space.matrix(rows, task.sample.condition)
     draws = WeightedDraws(rows, task.base.log_densities(rows), folds=False)
@@ -174,7 +175,7 @@ def test_the_certificate_of_a_conditional_fit_is_in_its_report():
     ).fit(x, y)
     diagnosis = model.diagnose()
     assert "certified" in str(diagnosis)
-    assert -1e-6 <= diagnosis.dual.value - diagnosis.primal.value < 1e-3
-    bound = diagnosis.certificate.sampler_dual
+    assert -1e-6 <= diagnosis.dual - diagnosis.primal < 1e-3
+    bound = diagnosis["sampler_dual"]
     # The cells of the grid are the density up to their width.
-    assert abs(bound.value - diagnosis.dual.value) < 4 * bound.standard_error + 0.01
+    assert abs(bound.value - diagnosis.dual) < 4 * bound.error + 0.01
