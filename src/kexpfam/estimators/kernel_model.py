@@ -12,10 +12,9 @@ from jaxtyping import Array, Key
 
 from kexpfam import storage
 from kexpfam.data.blocks import Rows
-from kexpfam.data.kinds import AbstractKind, Bounded, Integer, Positive, Real
+from kexpfam.data.kinds import AbstractKind, Bounded
 from kexpfam.data.sample import Sample
-from kexpfam.data.scaling import Scaling
-from kexpfam.data.units import Units
+from kexpfam.data.scaling import InputScaling, Scaling
 from kexpfam.data.weights import effective_rows
 from kexpfam.estimators.base import check_scale, keys_from, one_of, shown, whole
 from kexpfam.estimators.reading import TableReader
@@ -45,10 +44,9 @@ from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
 from kexpfam.judge.stacking import diagnose_stack
 from kexpfam.model.density import Completion, Density, Inputs
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.model.ensemble import LawDensity, LearnedDensity, MixedDensity, Stack
+from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure, Box
-from kexpfam.model.mixed import Embedding, Wiring
 from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
@@ -136,18 +134,15 @@ class KernelModel(TableReader):
         )
 
     def _inputs(self, X: np.ndarray) -> Scaling:
-        """Return the map from conditions to model units; labels, angles, atoms and gaps are embedded in several numbers."""
+        """Return the map from conditions to the inputs of a model."""
         kinds = self._columns.kinds if self.conditional else ()
-        numbers = all(isinstance(kind, Real | Positive | Bounded | Integer) for kind in kinds)
-        if numbers and not np.any(np.isnan(X)):
-            return Scaling.standardising(X, power=True, weight=self._weight, logs=_logs(kinds))
-        return Embedding.fitted(X, kinds, weight=self._weight)
+        return InputScaling.of(X, kinds, inputs=True, power=True, weight=self._weight)
 
     def _is_mixed(self, targets: np.ndarray) -> bool:
         """Return whether only a chain can be a density of them: not all are numbers, or some have gaps or open ends."""
         kinds = self._described.kinds
-        numbers = all(isinstance(kind, Real | Positive | Bounded) for kind in kinds)
-        bounded = [kind for kind in kinds if isinstance(kind, Bounded)]
+        numbers = all(kind.has_kernel for kind in kinds)
+        bounded = [kind for kind in kinds if kind.bounded]
         box = len(bounded) in (0, len(kinds)) and all(np.all(np.isfinite(kind.ends)) for kind in bounded)
         return not (numbers and box) or bool(np.any(np.isnan(targets)))
 
@@ -156,7 +151,7 @@ class KernelModel(TableReader):
         kinds = self._described.kinds
         if self.bounds is not None:
             return checked_bounds(self.bounds, targets)
-        if not all(isinstance(kind, Bounded) for kind in kinds):
+        if not all(kind.bounded for kind in kinds):
             return None
         low, high = np.array([kind.ends for kind in kinds]).T[:, None]
         return low, high
@@ -287,27 +282,16 @@ class KernelModel(TableReader):
         """Return a learned chain."""
         targets, condition, inputs, weight = rows
         settings, kinds = self.learned or EFFORTS[self.effort], self._described.kinds
-        # The tails of logarithms, and of what is warped like them, are thin: others would be astronomic in the data's units.
-        wired, support, warped, wiring = self._is_mixed(targets) or any(_logs(kinds)), None, None, None
-        scaling = (
-            Units.of(targets, kinds, weight=weight)
-            if wired
-            else Scaling.standardising(targets, weight=weight)
-        )
+        if self.bounds is not None:
+            low, high = checked_bounds(self.bounds, targets)
+            kinds = tuple(Bounded(*map(float, ends)) for ends in zip(low[0], high[0], strict=True))
+        scaling = Scaling.of(targets, kinds, weight=weight)
         sample = Sample(scaling.to_model(targets), condition, weight)
-        if isinstance(scaling, Units):
-            wiring = Wiring.of(scaling, sample.target)
-        else:
-            warped = np.array(scaling.warped) if any(scaling.warped) else None
-            if (ends := self._support(targets)) is not None:
-                support = np.concatenate([scaling.to_model(side) for side in ends])
-        task = (sample, settings, support, wiring)
+        task = (sample, settings, scaling)
         place = None if self.checkpoint is None else storage.Checkpoint(f"{self.checkpoint}.chain", task)
-        known: Any = {"support": support, "warped": warped, "wiring": wiring}
-        ensemble = learn(sample, settings, key=keys[4], **known, report=listener, checkpoint=place)
+        ensemble = learn(sample, settings, scaling, key=keys[4], report=listener, checkpoint=place)
         self.polish_ = ensemble.polish
-        made: Any = MixedDensity if wired else LearnedDensity
-        density = made(ensemble.chain, scaling, Inputs.of(inputs, condition))
+        density = ChainDensity(ensemble.chain, scaling, Inputs.of(inputs, condition))
         return Posed(ensemble.held_out + scaling.log_jacobian(targets), lambda: density)
 
     def _proposal(
@@ -440,11 +424,7 @@ class KernelModel(TableReader):
 
 def _logs(kinds: tuple[AbstractKind, ...]) -> tuple[bool, ...]:
     """Return of each column whether its logarithm is modelled."""
-    return (
-        tuple(isinstance(kind, Positive) for kind in kinds)
-        if any(isinstance(kind, Positive) for kind in kinds)
-        else ()
-    )
+    return tuple(kind.logarithmic for kind in kinds) if any(kind.logarithmic for kind in kinds) else ()
 
 
 def checked_bounds(bounds: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """How tables with columns of several kinds become numbers, and numbers cells: what ``columns=`` of an estimator does."""
 
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,11 +8,9 @@ from sklearn.utils.validation import check_array, check_consistent_length, valid
 
 from kexpfam.data.encoding import Columns, categorical, columns_of
 from kexpfam.data.frames import as_table
-from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, as_kind
-from kexpfam.data.units import Units
+from kexpfam.data.kinds import AbstractKind, as_kind, merge_equal_rows
 from kexpfam.estimators.base import FEWEST_ROWS, Estimator, key_from
 from kexpfam.model.distributions import scores
-from kexpfam.model.ensemble import MixedDensity
 from kexpfam.model.partial import log_evidence
 
 __all__ = ["TableReader"]
@@ -48,7 +45,7 @@ class TableReader(Estimator):
     @property
     def _merges_equal_rows(self) -> bool:
         # Held-out labels and counts would be ones that no other row has.
-        return not any(isinstance(kind, Integer | Category | Atom) for kind in self._described.kinds)
+        return merge_equal_rows(self._described.kinds)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -135,15 +132,12 @@ class TableReader(Estimator):
             inside &= ~gaps
             if not np.any(inside):
                 return found
-        # Infinity is an atom and NaN a gap where kinds are known.
-        score = density.log_density if isinstance(density.scaling, Units) else partial(scores, density)
-        found[inside] = score(targets[inside], *(part[inside] for part in X))
+        found[inside] = scores(density, targets[inside], *(part[inside] for part in X))
         return found
 
     def _signed(self, density: Any) -> np.ndarray:
         """Return the columns in which a gap is a state that the model knows: the others are integrated out."""
-        known = isinstance(density, MixedDensity)
-        return np.array(density.scaling.gaps) if known else np.zeros(len(self._described.kinds), bool)
+        return np.array(density.scaling.gaps or (False,) * len(self._described.kinds), bool)
 
     def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
         return self._described.decode(values, whole=whole)

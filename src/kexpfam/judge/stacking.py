@@ -15,7 +15,7 @@ from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.diagnosis import PASS_ROWS, SUSPICIOUS_P_VALUE, AbstractDiagnosis, Diagnosis, Judgement
 from kexpfam.model.density import LARGE_ERROR, Estimate
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.model.ensemble import LearnedDensity, Stack
+from kexpfam.model.ensemble import ChainDensity, Stack, uniform_levels
 
 __all__ = ["LearnedDiagnosis", "StackDiagnosis", "diagnose_stack"]
 
@@ -84,7 +84,7 @@ def diagnose_stack(
 ) -> StackDiagnosis:
     """Return the diagnosis; ``training`` are the conditions in the data's units and ``weight`` what they count."""
     parts = density.parts if isinstance(density, Stack) else (density,)
-    learned = next((part for part in parts if isinstance(part, LearnedDensity)), None)
+    learned = next((part for part in parts if isinstance(part, ChainDensity)), None)
     rows = Sample.unconditional(training, weight)
     judged = None if learned is None else _learned(learned, rows, polish, settings or Judgement(), key=key)
     verdicts = [part.verdict for part in (kernel, judged) if part is not None] or ["good"]
@@ -103,7 +103,7 @@ def diagnose_stack(
 
 
 def _learned(
-    density: LearnedDensity,
+    density: ChainDensity,
     training: Sample,
     polish: Polish | None,
     settings: Judgement,
@@ -122,12 +122,14 @@ def _learned(
     for k, one in enumerate(jr.split(draw_key, len(density))):
         part = slice(k, None, len(density))
         rng, member = np.random.default_rng(np.asarray(jr.key_data(one))), density.members.member(k)
-        targets, log_q, _ = member.sample(conditions[part], cells=member.cells, rng=rng)
-        enough = member.cells
+        levels = uniform_levels(rng, len(conditions[part]), member.dim)
+        targets, log_q, _ = member.sample(conditions[part], levels)
         coarse, fine = (
-            member.log_densities(targets, conditions[part], cells=cells) for cells in (enough, 2 * enough)
+            member.log_densities(targets, conditions[part], cells=cells)
+            for cells in (None, 2 * member.columns.cells)
         )
-        error = max(error, float(np.abs((fine - coarse)[:, member.integrated].sum(1)).max(initial=0.0)))
+        own = member.columns.integrated
+        error = max(error, float(np.abs((fine - coarse)[:, own].sum(1)).max(initial=0.0)))
         ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)
     kl = Estimate(float(ratio.mean()), float(ratio.std() / np.sqrt(len(ratio))), float(len(ratio)))

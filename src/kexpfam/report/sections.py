@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kexpfam.data.columns import check_columns, check_targets
-from kexpfam.data.kinds import AbstractKind, Category
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
 from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.model.distributions import AbstractDensity
@@ -95,10 +95,10 @@ def columns(subject: Subject) -> str:
     for k, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         seen = values[np.isfinite(values[:, k]), k]
         role = "" if not subject.conditional else "feature" if k < wide else "target"
-        known = "" if subject.kinds.plain else _kind(kind)
+        known = "" if subject.kinds.plain else kind.description
         ends = (
             ["–"] * 3
-            if isinstance(kind, Category)
+            if kind.categorical
             else [f"{end:.4g}" for end in (seen.min(), np.median(seen), seen.max())]
         )
         missing = f"{1.0 - len(seen) / len(values):.1%}" if len(seen) < len(values) else ""
@@ -125,15 +125,6 @@ def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind:
         else " and the density of the model"
     )
     return drawing(figure, f"column{place}", f"{name}: {subject.rows}{what}")
-
-
-def _kind(kind: AbstractKind) -> str:
-    """Return the kind of a column in words."""
-    return (
-        f"category of {len(kind.levels)}"
-        if isinstance(kind, Category)
-        else repr(kind).removesuffix("()").lower()
-    )
 
 
 def shape(subject: Subject) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import key_from
 from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate
 from kexpfam.judge.diagnosis import AbstractDiagnosis
@@ -65,7 +64,7 @@ class Held:
     def ordered(self) -> bool:
         """Return whether there is a single target under conditions that has a distribution function: numbers without gaps."""
         single = self.conditional and self.Y.shape[1] == 1
-        return single and not isinstance(self.kinds.targets[0], Category) and not np.any(np.isnan(self.Y))
+        return single and not self.kinds.targets[0].categorical and not np.any(np.isnan(self.Y))
 
     @property
     def features(self) -> list[str]:
@@ -123,7 +122,7 @@ class Subject(Held):
     @functools.cached_property
     def diagnosis(self) -> AbstractDiagnosis:
         """Return the verdict; of targets that are numbers without gaps, with the calibration on unseen rows."""
-        numbers = self.conditional and not any(isinstance(kind, Category) for kind in self.kinds.targets)
+        numbers = self.conditional and not any(kind.categorical for kind in self.kinds.targets)
         given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
         return self.model.diagnose(*given, random_state=self.seed)
 
