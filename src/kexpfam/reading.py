@@ -218,15 +218,12 @@ def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np
 def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
     """Return how a table is read for a model: its labels as texts, and gaps only if it knows what to do with them."""
     from kexpfam.data.delimited import Reading
-    from kexpfam.data.kinds import Category
 
     reading = reading or Reading()
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
-    labels = [
-        name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)
-    ]
+    labels = [name for name, kind in (kinds | estimator.target_columns_).items() if kind.categorical]
     # A column that is not one of labels holds numbers, and what is none is best named by its line.
     return reading._replace(labels=[str(name) for name in labels], texts=False)
 

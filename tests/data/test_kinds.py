@@ -6,7 +6,7 @@ import pytest
 
 from kexpfam.data.encoding import ColumnKindWarning, Columns, categorical, columns_of
 from kexpfam.data.kinds import KINDS, Atom, Bounded, Category, Integer, Periodic, Positive, Real, as_kind
-from kexpfam.data.units import Units
+from kexpfam.data.scaling import Scaling
 
 ALL = (
     Real(),
@@ -91,7 +91,7 @@ def test_supports(kind, inside, outside):
 @pytest.mark.parametrize("seed", range(3))
 def test_units_lead_back_to_the_data(seed):
     values = rows_of_all(seed)
-    units = Units.of(values, ALL)
+    units = Scaling.of(values, ALL)
     z = units.to_model(values)
     assert units.to_data(z) == pytest.approx(values, abs=1e-12, nan_ok=True)
     assert np.array_equal(np.isinf(z[:, 6]), values[:, 6] == 0.0)
@@ -101,7 +101,7 @@ def test_units_lead_back_to_the_data(seed):
 def test_only_lengths_are_stretched():
     """The Jacobian is that of finite differences in columns with a length, and 0 at atoms, gaps and counted values."""
     values = rows_of_all(0)
-    units = Units.of(values, ALL)
+    units = Scaling.of(values, ALL)
     found = units.log_jacobians(values)
     for j in (0, 1, 2, 3, 6):
         there = ~np.isnan(values[:, j]) & (values[:, j] != 0.0)

@@ -17,7 +17,7 @@ def mixed_columns():
 
 def test_only_heavy_tails_are_warped(mixed_columns):
     assert heavy_tailed_columns(mixed_columns).tolist() == [False, True, False]
-    assert Scaling.standardising(mixed_columns).warped == (False, True, False)
+    assert Scaling.standardising(mixed_columns).arcsinh == (False, True, False)
 
 
 def test_model_units_are_standardised_and_lead_back(mixed_columns):
@@ -75,7 +75,7 @@ def test_powers_are_one_unless_asked_for(skewed_columns):
 
 def test_a_warped_column_has_no_power(skewed_columns):
     scaling = Scaling.standardising(skewed_columns, power=True)
-    assert scaling.warped == (False, False, False, True)
+    assert scaling.arcsinh == (False, False, False, True)
     assert scaling.powers[3] == 1.0
 
 
@@ -116,7 +116,7 @@ def test_powers_lead_to_standardised_units_and_back(skewed_columns):
 @pytest.mark.parametrize("power", [0.0, 1e-12, 1e-4, 0.5, 1.0, 1.5, 2.0 - 1e-12, 2.0])
 def test_every_power_is_inverted_up_to_its_logarithmic_limits(power):
     one, x = jnp.ones(1), np.array([-40.0, -1.0, -1e-6, 0.0, 1e-6, 1.0, 40.0])[:, None]
-    scaling = Scaling(0.5 * one, 2.0 * one, 0.1 * one, 1.5 * one, power * one, warped=(False,))
+    scaling = Scaling(0.5 * one, 2.0 * one, 0.1 * one, 1.5 * one, power * one, arcsinh=(False,))
     np.testing.assert_allclose(np.asarray(scaling.to_data(scaling.to_model(x))), x, rtol=1e-9, atol=1e-9)
     expected = (scipy.stats.yeojohnson((x[:, 0] - 0.5) / 2.0, power) - 0.1) / 1.5
     np.testing.assert_allclose(np.asarray(scaling.to_model(x))[:, 0], expected, rtol=1e-6, atol=1e-9)

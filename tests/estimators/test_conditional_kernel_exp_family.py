@@ -141,7 +141,7 @@ def test_the_density_of_heavy_tailed_targets_integrates_to_one(data):
     x, _ = data
     y = x[:, 0] + np.random.default_rng(3).standard_t(1.0, ROWS)
     model = exact().fit(x, y)
-    assert model.density_.scaling.warped == (True,)
+    assert model.density_.scaling.arcsinh == (True,)
     t, widths = line(model)
     for place in PLACES:
         assert density_at(model, place, t) @ widths == pytest.approx(1.0, abs=1e-3)

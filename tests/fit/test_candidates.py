@@ -53,8 +53,8 @@ class TestWorkIsDoneOnce:
         # One search of a mixture on all rows; the second is the optimism of that base on a part of them.
         assert sum(len(args[0]) == 150 for args, _ in shapes) == 1
         assert len(trees) == 1
-        # The targets, and conditions of width zero.
-        assert sum(args[0].shape[1] > 0 for args, _ in scalings) == 1
+        # Each of the five columns once, for all candidates.
+        assert len(scalings) == 5
         assert len([1 for args, _ in splits if args[0] == 150]) == 1
 
     def test_conditions(self, counted):
@@ -64,8 +64,8 @@ class TestWorkIsDoneOnce:
         model = ConditionalKernelExpFamily(kernel=QUICK, learned=TINY, random_state=0)
         model.fit(x, x[:, 0] + rng.normal(size=120))
         assert {one.name for one in model.candidates_} == {"kernel", "chain"}
-        # Inputs, target, and target with a power transformation.
-        assert len(scalings) == 3
+        # Two inputs, the target, and the target with a power transformation.
+        assert len(scalings) == 4
 
     def test_no_mixture_is_searched_if_nothing_draws_from_it(self, counted):
         searches = counted(kernel, "best_mixture")

@@ -154,5 +154,5 @@ def test_how_far_a_row_is_off_does_not_end_the_training():
     """The rows that decide are the many: a member goes on improving whatever becomes of a far one."""
     scores = np.random.default_rng(0).normal(size=100)
     bad, worse = np.append(scores, -1e2), np.append(scores, -1e6)
-    assert float(bounded_mean(bad)) == pytest.approx(float(bounded_mean(worse)))
-    assert float(bounded_mean(scores)) == pytest.approx(scores.mean(), abs=1e-6)
+    assert float(bounded_mean(bad, 20.0)) == pytest.approx(float(bounded_mean(worse, 20.0)))
+    assert float(bounded_mean(scores, 20.0)) == pytest.approx(scores.mean(), abs=1e-6)

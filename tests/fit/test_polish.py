@@ -7,11 +7,13 @@ from scipy.optimize import check_grad
 
 from kexpfam.data.sample import Sample
 from kexpfam.fit.learned import Learned, learn
-from kexpfam.fit.polish import links, polished
+from kexpfam.fit.polish import polished, tilted_columns
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.chain import Chain
+from kexpfam.model.chain import Chain, Layout
+from kexpfam.model.ensemble import uniform_levels
 
 CELLS = 96
+SETTINGS = Learned(polish=(0.1, 0.01))
 
 
 def skewed(seed: int, rows: int, dim: int = 1) -> Sample:
@@ -23,7 +25,7 @@ def skewed(seed: int, rows: int, dim: int = 1) -> Sample:
 
 def drawn(dim: int = 1, members: int = 2) -> Chain:
     """An ensemble as it is before training."""
-    return Chain.draw(1, np.tile(np.arange(dim), (members, 1)), width=8, depth=1, seed=0)
+    return Chain.draw(1, np.tile(np.arange(dim), (members, 1)), Layout.real(dim), width=8, depth=1, seed=0)
 
 
 def parts_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +35,7 @@ def parts_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("penalty", [0.01, 1.0])
 def test_the_gradient_is_that_of_the_cost(penalty):
-    (link,) = links(drawn().member(0), skewed(0, 40), CELLS)
+    (link,) = tilted_columns(drawn().member(0), skewed(0, 40), CELLS)
     weights = 0.3 * np.random.default_rng(1).normal(size=link.units.shape[1] * link.features.shape[1])
     error = check_grad(lambda w: link.cost(w, penalty)[0], lambda w: link.cost(w, penalty)[1], weights)
     assert error < 1e-5
@@ -42,10 +44,10 @@ def test_the_gradient_is_that_of_the_cost(penalty):
 @pytest.mark.parametrize("penalty", [0.01, 1.0])
 def test_no_weights_are_better_than_the_bound_allows(penalty):
     """Wherever one starts from, what is found is within the sum of both bounds."""
-    (link,) = links(drawn().member(0), skewed(0, 60), CELLS)
+    (link,) = tilted_columns(drawn().member(0), skewed(0, 60), CELLS)
     rng, shape = np.random.default_rng(2), (link.units.shape[1], link.features.shape[1])
     (zero, near), (far, other) = (
-        link.improved(start, penalty) for start in (np.zeros(shape), rng.normal(size=shape))
+        link.improved(start, penalty, 100) for start in (np.zeros(shape), rng.normal(size=shape))
     )
     difference = link.cost(zero.ravel(), penalty)[0] - link.cost(far.ravel(), penalty)[0]
     assert max(near, other) < 1e-4
@@ -55,7 +57,7 @@ def test_no_weights_are_better_than_the_bound_allows(penalty):
 @pytest.mark.parametrize("dim", [1, 3])
 def test_a_corrected_chain_has_the_density_that_was_fitted_and_draws_from_it(dim):
     sample, chain = skewed(0, 120, dim), drawn(dim)
-    better, polish = polished(chain, sample, *parts_of(120), 2, (0.1, 0.01), CELLS)
+    better, polish = polished(chain, sample, *parts_of(120), 2, SETTINGS, CELLS)
     assert polish is not None and polish.gain > 0.05 and polish.gap < 1e-4
     new = skewed(1, 4_000, dim)
     gain = [
@@ -64,7 +66,8 @@ def test_a_corrected_chain_has_the_density_that_was_fitted_and_draws_from_it(dim
         for k in (0, 1)
     ]
     assert np.mean(gain) > 0.05
-    draws = better.member(0).sample(new.condition, cells=CELLS, rng=np.random.default_rng(3))
+    levels = uniform_levels(np.random.default_rng(3), 4_000, dim)
+    draws = better.member(0).sample(new.condition, levels, cells=CELLS)
     log_density = better.member(0).log_densities(draws.targets, new.condition, cells=CELLS).sum(1)
     ratio = draws.log_density - log_density
     assert abs(ratio.mean()) < 0.03 + 4.0 * ratio.std() / np.sqrt(len(ratio))
@@ -75,7 +78,7 @@ def test_noise_is_not_polished(seed):
     """Standard normal targets are what the chain says before training already: every correction is worse elsewhere."""
     rng = np.random.default_rng(seed)
     sample = Sample(rng.normal(size=(200, 1)), rng.normal(size=(200, 1)))
-    _, polish = polished(drawn(), sample, *parts_of(200), 2, (0.1, 0.01), CELLS)
+    _, polish = polished(drawn(), sample, *parts_of(200), 2, SETTINGS, CELLS)
     assert polish is None or polish.gain < 0.05
 
 

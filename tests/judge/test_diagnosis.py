@@ -32,7 +32,7 @@ class Fold(AbstractTransport):
 
 def density(sampler: Sampler, slope: float = 0.5) -> Density:
     """Return N(slope, 1) as a tilted standard normal."""
-    plain = Scaling(*(np.full(1, value) for value in (0.0, 1.0, 0.0, 1.0, 1.0)), warped=(False,))
+    plain = Scaling(*(np.full(1, value) for value in (0.0, 1.0, 0.0, 1.0, 1.0)), arcsinh=(False,))
     inputs = Inputs.of(Scaling.plain(np.zeros((1, 0))), np.zeros((1, 0)))
     log_partition = Estimate(tilted_normal_log_partition(slope), 0.0, np.inf)
     return Density(tilted_normal(slope), sampler, plain, inputs, log_partition, None, None, None)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from scipy.integrate import simpson
@@ -9,10 +10,9 @@ from scipy.stats import kstest
 
 from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
 from kexpfam.data.scaling import Scaling
-from kexpfam.data.units import Units
+from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.density import Inputs
-from kexpfam.model.ensemble import MixedDensity
-from kexpfam.model.mixed import MixedChain, Wiring
+from kexpfam.model.ensemble import ChainDensity, uniform_levels
 
 CELLS = 288
 KINDS = (
@@ -44,12 +44,10 @@ def table(seed: int, count: int = 80) -> np.ndarray:
 
 def rough(kinds: tuple, values: np.ndarray, *, seed: int, condition_dim: int = 0, strength: float = 0.4):
     """Return units and a chain with random weights everywhere, far from its start."""
-    rng, units = np.random.default_rng(seed), Units.of(values, kinds)
+    rng, units = np.random.default_rng(seed), Scaling.of(values, kinds)
     z = units.to_model(values)
     orders = np.stack([rng.permutation(len(kinds))])
-    chain = MixedChain.draw(
-        condition_dim, orders, Wiring.of(units, z), z, width=14, depth=2, seed=seed
-    ).member(0)
+    chain = Chain.draw(condition_dim, orders, Layout.of(units), width=14, depth=2, seed=seed, z=z).member(0)
     shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
     parts = {"biases": 0.3, "out": 0.1 * strength, "skip": 0.2 * strength, "shift": strength}
     return units, dataclasses.replace(
@@ -114,8 +112,8 @@ def test_a_missing_cell_has_no_density_and_a_sign():
     units, chain = rough(KINDS, values, seed=1)
     scores = chain.log_densities(units.to_model(values), np.zeros((80, 0)), cells=CELLS)
     assert np.all(scores[5:20, 0] == 0.0) and np.all(scores[20:, 0] != 0.0)
-    assert chain.wiring.gaps == (0,)
-    seen = chain.wiring.embedded(units.to_model(values))
+    assert chain.columns.encoding.gaps == (0,)
+    seen = chain.columns.encoding(units.to_model(values))
     assert np.array_equal(seen[:, -1], np.isnan(values[:, 0]))
 
 
@@ -124,7 +122,7 @@ def test_draws_follow_the_density_and_stay_in_the_support(seed):
     """The sampler's own log density is that of the links, and each column is uniform under its own distribution function."""
     values, rng = table(seed), np.random.default_rng(seed)
     units, chain = rough(KINDS, values, seed=seed)
-    draws = chain.sample(np.zeros((3000, 0)), cells=CELLS, rng=rng)
+    draws = chain.sample(np.zeros((3000, 0)), uniform_levels(rng, 3000, 7))
     found = chain.log_densities(draws.targets, np.zeros((3000, 0)), cells=CELLS).sum(1)
     ratio = draws.log_density - found
     assert abs(ratio.mean()) < 4.0 * ratio.std() / np.sqrt(3000) + 2e-3
@@ -138,7 +136,7 @@ def test_draws_of_values_are_as_frequent_as_they_are_probable(kind):
     values = np.random.default_rng(0).integers(0, 3, (60, 1)).astype(float)
     units, chain = rough((kind,), values, seed=3)
     draws = units.to_data(
-        chain.sample(np.zeros((5000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets
+        chain.sample(np.zeros((5000, 0)), uniform_levels(np.random.default_rng(1), 5000, 1)).targets
     )[:, 0]
     seen, counts = np.unique(draws, return_counts=True)
     chances = np.exp(
@@ -156,12 +154,11 @@ def test_a_distribution_function_is_that_of_the_draws(kind):
     values = np.random.default_rng(0).integers(0, 3, (60, 1)).astype(float) + (0.0 if kind.discrete else 0.1)
     values[:20] = getattr(kind, "value", values[:20])
     units, chain = rough((kind,), values, seed=4)
-    parts = {name: getattr(chain, name)[None] for name in chain.__dataclass_fields__ if name != "wiring"}
-    stacked = dataclasses.replace(chain, **parts)
+    stacked = jax.tree.map(lambda leaf: leaf[None], chain.within(None)).within(chain.layout)
     nothing = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
-    density = MixedDensity(stacked, units, nothing)
+    density = ChainDensity(stacked, units, nothing)
     draws = units.to_data(
-        chain.sample(np.zeros((4000, 0)), cells=CELLS, rng=np.random.default_rng(1)).targets
+        chain.sample(np.zeros((4000, 0)), uniform_levels(np.random.default_rng(1), 4000, 1)).targets
     )
     below = density.cdf(draws - 1e-6)
     pit = below + np.random.default_rng(2).random(4000) * (density.cdf(draws) - below)
@@ -182,7 +179,8 @@ def test_known_cells_weigh_the_others():
     rows = np.column_stack([grid, np.ones_like(grid), np.full_like(grid, 0.3)])
     joint = chain.log_densities(rows, np.zeros((len(grid), 0)), cells=CELLS).sum(1)
     known = np.tile([np.nan, 1.0, 0.3], (20_000, 1))
-    draws = chain.sample(np.zeros((20_000, 0)), cells=CELLS, rng=np.random.default_rng(0), known=known)
+    levels = uniform_levels(np.random.default_rng(0), 20_000, 3)
+    draws = chain.sample(np.zeros((20_000, 0)), levels, known=known)
     weights = np.exp(draws.log_weight)
     error = weights.std() / np.sqrt(len(weights))
     assert weights.mean() == pytest.approx(np.trapezoid(np.exp(joint), grid), abs=4.0 * error + 1e-6)

@@ -1,14 +1,18 @@
 """Any columns given any others: evidence and draws against closed forms and quadrature."""
 
+import dataclasses
+
+import jax
 import jax.random as jr
 import numpy as np
 import pytest
 from scipy.stats import kstest, multivariate_normal, norm
 
+from kexpfam.data.kinds import Real
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.chain import Chain
+from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.density import Inputs
-from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
+from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.partial import completed, log_evidence, patterns
 
@@ -21,7 +25,7 @@ NOTHING = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
 def normal() -> LawDensity:
     """A normal law in units of its own, so that Jacobians matter."""
     scaling = Scaling(
-        MEAN, np.sqrt(np.diag(COVARIANCE)), np.zeros(3), np.ones(3), np.ones(3), warped=(False,) * 3
+        MEAN, np.sqrt(np.diag(COVARIANCE)), np.zeros(3), np.ones(3), np.ones(3), arcsinh=(False,) * 3
     )
     spread = scaling.scale
     return LawDensity(
@@ -30,19 +34,15 @@ def normal() -> LawDensity:
 
 
 @pytest.fixture(scope="module")
-def chains() -> LearnedDensity:
+def chains() -> ChainDensity:
     """Two members with random weights and orders, in data's units that are not the model's."""
     rng = np.random.default_rng(3)
-    chain = Chain.draw(0, np.array([[0, 1, 2], [2, 0, 1]]), width=12, depth=2, seed=0)
+    chain = Chain.draw(0, np.array([[0, 1, 2], [2, 0, 1]]), Layout.real(3), width=12, depth=2, seed=0)
     shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
-    parts = (
-        shake(chain.biases, 0.3),
-        shake(chain.out, 0.05),
-        shake(chain.skip, 0.15),
-        shake(chain.shift, 0.3),
-    )
-    scaling = Scaling.plain(rng.normal(2.0, 3.0, (50, 3)))
-    return LearnedDensity(Chain(chain.order, chain.first, chain.hidden, *parts), scaling, NOTHING)
+    sizes = {"biases": 0.3, "out": 0.05, "skip": 0.15, "shift": 0.3}
+    shaken = {name: shake(getattr(chain, name), size) for name, size in sizes.items()}
+    scaling = Scaling.of(rng.normal(2.0, 3.0, (50, 3)), (Real(),) * 3)
+    return ChainDensity(dataclasses.replace(chain, **shaken), scaling, NOTHING)
 
 
 def by_quadrature(density, row: np.ndarray) -> float:
@@ -86,7 +86,8 @@ def test_the_evidence_of_chains_is_the_integral_within_its_error(chains, unknown
 
 def test_known_columns_that_come_first_are_exact(chains):
     """The last link of the first member is about column 2, of the second about column 1."""
-    first = LearnedDensity(Chain(*(part[:1] for part in _weights(chains))), chains.scaling, NOTHING)
+    one = jax.tree.map(lambda leaf: leaf[:1], chains.members.within(None)).within(chains.members.layout)
+    first = ChainDensity(one, chains.scaling, NOTHING)
     (found,) = completed(first, np.array([[1.0, 3.0, np.nan]]), 20, key=jr.key(0)).evidence()
     assert found.standard_error == pytest.approx(0.0, abs=1e-6)
     assert found.value == pytest.approx(by_quadrature(first, np.array([1.0, 3.0, np.nan])), abs=1e-3)
@@ -111,8 +112,3 @@ def test_a_stack_weighs_its_parts(normal, chains):
 def test_rows_are_sorted_by_what_they_know():
     values = np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, np.nan]])
     assert {tuple(rows.tolist()): known for rows, known in patterns(values)} == {(1,): (), (0, 2): (0,)}
-
-
-def _weights(density: LearnedDensity) -> list[np.ndarray]:
-    chain = density.members
-    return [chain.order, chain.first, chain.hidden, chain.biases, chain.out, chain.skip, chain.shift]

@@ -7,7 +7,6 @@ import numpy as np
 
 from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
-from kexpfam.data.kinds import Atom
 from kexpfam.data.scaling import constant_columns
 
 __all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_kinds", "check_targets"]
@@ -64,8 +63,8 @@ def check_kinds(values: np.ndarray, columns: Columns) -> None:
     for j, (kind, column) in enumerate(zip(columns.kinds, values.T, strict=True)):
         seen = column[~np.isnan(column)]
         constant[j] = len(np.unique(seen)) < 2
-        if isinstance(kind, Atom):
-            seen = seen[seen != kind.value]
+        if kind.atom is not None:
+            seen = seen[seen != kind.atom]
         if not kind.discrete and len(seen):
             check_spread(seen[:, None], None if columns.names is None else [columns.names[j]])
             constant[j] |= bool(constant_columns(seen[:, None])[0]) and len(seen) > 1

@@ -1,4 +1,4 @@
-"""Tables as people have them, and the numbers that models work with: labels as codes, missing cells as NaN."""
+"""Tables and their numbers: labels as codes, missing cells as NaN."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -8,14 +8,12 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.caller import caller_level
-from kexpfam.data.kinds import AbstractKind, Atom, Category, Integer, Real, as_kind
+from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
 
 __all__ = ["ColumnKindWarning", "Columns", "categorical", "columns_of"]
 
-# A column of whole numbers with at most this many values, each repeated this often on average, may be counts or codes.
+# A column of whole numbers with at most FEW_VALUES values, each REPEATED times on average, may be counts.
 FEW_VALUES, REPEATED = 20, 10
-# Labels that are more than this share of the rows, and more than a few, name the rows: they say nothing about others.
-NAMES_ROWS = 0.5
 # A column within 0 and 1 that comes this close to both may be a proportion.
 CLOSE_TO_ENDS = 0.1
 
@@ -23,11 +21,11 @@ Wanted = Mapping[Any, Any] | None
 
 
 class ColumnKindWarning(UserWarning):
-    """A column is treated as real numbers, and looks as if it were of another kind."""
+    """A column of real numbers has values typical of another kind."""
 
 
 class Columns(eqx.Module):
-    """The names and kinds of the columns of a table: what turns its cells into numbers and draws back into cells."""
+    """The names and kinds of the columns of a table, which encode cells as numbers and decode numbers."""
 
     kinds: tuple[AbstractKind, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
@@ -39,13 +37,13 @@ class Columns(eqx.Module):
         wanted: Wanted = None,
         labelled: Collection[int] = (),
     ) -> "Columns":
-        """Return the kinds of these columns: those that are wanted, by name or position, and labels where there are labels.
+        """Return the requested kinds of columns, by name or position, and labels where cells are labels.
 
-        ``labelled`` are the positions of columns that hold labels although these are numbers.
+        ``labelled`` are the positions of columns of labels that are numbers.
         """
         asked = {j: Category() for j in labelled} | _by_position(wanted, len(columns), names)
         labels = [str(j) if names is None else repr(names[j]) for j in range(len(columns))]
-        kinds = [_settled(asked.get(j), column, labels[j]) for j, column in enumerate(columns)]
+        kinds = [_kind(asked.get(j), column, labels[j]) for j, column in enumerate(columns)]
         return Columns(tuple(kinds), None if names is None else tuple(map(str, names)))
 
     @property
@@ -56,22 +54,22 @@ class Columns(eqx.Module):
     @property
     def plain(self) -> bool:
         """Return whether all columns are real numbers."""
-        return all(isinstance(kind, Real) for kind in self.kinds)
+        return all(kind.is_default for kind in self.kinds)
 
     def encode(self, columns: Sequence[np.ndarray], *, unknown: bool = False) -> np.ndarray:
-        """Return the cells as numbers, (rows, columns); labels that are not known are -1, or raise unless ``unknown``."""
-        names = self.names or range(len(self.kinds))
-        parts = zip(columns, self.kinds, map(str, names), strict=True)
-        return np.column_stack(
-            [_numbers(column, kind, name, unknown=unknown) for column, kind, name in parts]
-        )
+        """Return the cells as numbers, (rows, columns).
+
+        New labels raise an error; with ``unknown`` they are -1.
+        """
+        parts = zip(columns, self.kinds, map(str, self.names or range(len(self.kinds))), strict=True)
+        return np.column_stack([kind.numbers(column, name, unknown=unknown) for column, kind, name in parts])
 
     def decode(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
-        """Return numbers as cells: labels are labels; an array of objects, if some are texts, and of whole numbers, if all are.
+        """Return numbers as cells in one array, of objects if some of them are texts.
 
-        Means of integers are not ``whole``.
+        With ``whole``, columns of whole numbers are of an integer type; means of integers are not whole.
         """
-        if not any(kind.discrete for kind in self.kinds):
+        if not any(kind.others.discrete for kind in self.kinds):
             return values
         cells = self.cells(values.reshape(-1, values.shape[-1]), whole=whole)
         types = {cell.dtype.kind for cell in cells}
@@ -83,7 +81,7 @@ class Columns(eqx.Module):
 
     def cells(self, values: np.ndarray, *, whole: bool = True) -> list[np.ndarray]:
         """Return numbers as cells, one array per column, each of the type of its column."""
-        return [_cells(values[:, j], kind, whole=whole) for j, kind in enumerate(self.kinds)]
+        return [kind.cells(values[:, j], whole=whole) for j, kind in enumerate(self.kinds)]
 
     def inside(self, values: np.ndarray) -> np.ndarray:
         """Return which rows of numbers lie in the support."""
@@ -91,10 +89,8 @@ class Columns(eqx.Module):
         return np.all(each, axis=0) if each else np.ones(len(values), bool)
 
     def check(self, values: np.ndarray) -> None:
-        """Raise if some rows lie outside the support of a column, or if a column is all gaps."""
-        for name, kind, column in zip(
-            self.names or range(len(self.kinds)), self.kinds, values.T, strict=True
-        ):
+        """Raise if a value is outside the support of its column, or if all cells of a column are missing."""
+        for (name, kind), column in zip(self.shown.items(), values.T, strict=True):
             outside = column[~kind.inside(column)]
             if len(outside):
                 raise ValueError(
@@ -104,19 +100,20 @@ class Columns(eqx.Module):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
     def hints(self, values: np.ndarray, wanted: Wanted) -> None:
-        """Warn of real columns that look like counts or proportions; a kind that was asked for is not doubted."""
+        """Warn of real columns with values typical of counts or proportions, unless "real" was requested."""
         asked = _by_position(wanted, len(self.kinds), self.names)
-        doubted = [j for j, kind in enumerate(self.kinds) if isinstance(kind, Real) and j not in asked]
-        names = list(self.names or range(len(self.kinds)))
+        doubted = [j for j, kind in enumerate(self.kinds) if kind.is_default and j not in asked]
+        names = list(self.shown)
         for kinds, looks, test in (
             ("'integer', 'count' or 'category'", "few whole numbers", _few_whole_numbers),
             ("'bounded:0:1'", "numbers from 0 to 1", _proportion),
         ):
             found = [names[j] for j in doubted if test(values[~np.isnan(values[:, j]), j])]
             if found:
-                one = f"columns={{{found[0]!r}: ...}}"
-                message = f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: say {kinds} or 'real'"
-                message += f" with {one}."
+                message = (
+                    f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: "
+                    f"say {kinds} or 'real' with columns={{{found[0]!r}: ...}}."
+                )
                 warnings.warn(message, ColumnKindWarning, stacklevel=caller_level())
 
 
@@ -129,7 +126,7 @@ def columns_of(table: Any) -> list[np.ndarray]:
 
 
 def categorical(table: Any) -> frozenset[int]:
-    """Return the positions of the columns that a frame calls categories, whatever they are categories of."""
+    """Return the positions of the columns of a frame that have a categorical type."""
     if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
         return frozenset()
     columns = [table[name] for name in getattr(table, "column_names", None) or list(table.columns)]
@@ -138,7 +135,7 @@ def categorical(table: Any) -> frozenset[int]:
 
 
 def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dict[int, AbstractKind]:
-    """Return the kinds that were asked for, by position."""
+    """Return the requested kinds by position."""
     found = {}
     for column, kind in (wanted or {}).items():
         named = [] if names is None else [j for j, name in enumerate(names) if name == str(column)]
@@ -146,36 +143,19 @@ def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dic
             named = [int(column) % width]
         if not named:
             known = (
-                f"the columns are {', '.join(names)}"
-                if names is not None
-                else f"positions are 0 to {width - 1}"
+                f"positions are 0 to {width - 1}" if names is None else f"the columns are {', '.join(names)}"
             )
             raise ValueError(f"there is no column {column!r} to be of kind {kind!r}: {known}.")
         found[named[0]] = as_kind(kind)
     return found
 
 
-def _settled(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractKind:
-    """Return the kind of a column; that of labels knows them."""
+def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractKind:
+    """Return the kind of a column, by default labels or real numbers."""
     _refuse_dates(column, name)
     if kind is None:
         kind = Category() if _holds_labels(column) else Real()
-    if not isinstance(kind, Category) or kind.levels:
-        return kind
-    present = [cell for cell in column.tolist() if not _is_missing(cell)]
-    levels = _sorted(dict.fromkeys(present))
-    if len(levels) > max(FEW_VALUES, NAMES_ROWS * len(present)):
-        raise ValueError(
-            f"column {name} has {len(levels)} different labels in {len(present)} rows: it names rows; leave it out."
-        )
-    return Category(tuple(levels))
-
-
-def _sorted(levels: Mapping[Any, None]) -> list:
-    try:
-        return sorted(levels)
-    except TypeError:  # labels of several types
-        return sorted(levels, key=str)
+    return kind.fitted(column, name)
 
 
 def _holds_labels(column: np.ndarray) -> bool:
@@ -187,85 +167,13 @@ def _holds_labels(column: np.ndarray) -> bool:
 
 
 def _refuse_dates(column: np.ndarray, name: str) -> None:
-    first = (
-        next((cell for cell in column.tolist() if not _is_missing(cell)), None)
-        if column.dtype.kind == "O"
-        else None
-    )
+    present = (cell for cell in column.tolist() if not is_missing(cell))
+    first = next(present, None) if column.dtype.kind == "O" else None
     if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
         raise ValueError(
-            f"column {name} holds dates or durations: turn them into numbers, such as days since the first of them, or hours "
-            "of the day of kind 'periodic:24'."
+            f"column {name} holds dates or durations: turn them into numbers, such as days since the first "
+            "of them, or hours of the day of kind 'periodic:24'."
         )
-
-
-def _is_missing(cell: Any) -> bool:
-    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(cell, float | np.floating) and bool(np.isnan(cell))
-
-
-def _numbers(column: np.ndarray, kind: AbstractKind, name: str, *, unknown: bool) -> np.ndarray:
-    """Return the cells of a column as numbers."""
-    if isinstance(kind, Category):
-        return _codes(column, kind, name, unknown=unknown)
-    if column.dtype.kind in "biuf":
-        numbers = column.astype(float)
-    else:
-        numbers = np.array(
-            [np.nan if _is_missing(cell) else _number(cell, name) for cell in column.tolist()], float
-        )
-    if np.any(np.isinf(numbers)):
-        raise ValueError(
-            f"Input contains infinity or a value too large for dtype('float64') in column {name}."
-        )
-    return numbers
-
-
-def _number(cell: Any, name: str) -> float:
-    try:
-        return float(cell)
-    except TypeError:
-        raise TypeError(
-            f"column {name}: a cell must be a string or a number, and this argument is not: {cell!r}."
-        ) from None
-    except ValueError:
-        raise ValueError(
-            f"column {name} holds {cell!r}, which is no number; of kind 'category' it may hold texts."
-        ) from None
-
-
-def _codes(column: np.ndarray, kind: Category, name: str, *, unknown: bool) -> np.ndarray:
-    places = {level: float(place) for place, level in enumerate(kind.levels)}
-    texts = {str(level): float(place) for place, level in enumerate(kind.levels)}
-    codes = [
-        np.nan if _is_missing(cell) else places.get(cell, texts.get(str(cell), -1.0))
-        for cell in column.tolist()
-    ]
-    found = np.array(codes, float)
-    if not unknown and np.any(found < 0.0):
-        stranger = column.tolist()[int(np.flatnonzero(found < 0.0)[0])]
-        raise ValueError(
-            f"column {name} holds {stranger!r}, which is none of its labels: {', '.join(map(str, kind.levels))}."
-        )
-    return found
-
-
-def _cells(values: np.ndarray, kind: AbstractKind, *, whole: bool) -> np.ndarray:
-    gaps = np.isnan(values)
-    if isinstance(kind, Category):
-        levels = (
-            np.array(kind.levels)
-            if len({type(level) for level in kind.levels}) == 1
-            else np.array(kind.levels, object)
-        )
-        levels = levels.astype(object) if levels.dtype.kind in "UST" or gaps.any() else levels
-        cells = levels[np.where(gaps, 0, values).astype(int)]
-        if gaps.any():
-            cells[gaps] = None
-        return cells
-    integers = isinstance(kind, Integer) or (isinstance(kind, Atom) and isinstance(kind.rest, Integer))
-    return values.astype(int) if whole and integers and not gaps.any() else values
 
 
 def _few_whole_numbers(column: np.ndarray) -> bool:

@@ -5,32 +5,35 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 
-__all__ = ["Scaling", "constant_columns", "heavy_tailed_columns", "most_normal_power"]
+__all__ = ["InputEncoding", "InputScaling", "Scaling", "constant_columns", "heavy_tailed_columns"]
 
-# A column whose spread is below this share of its magnitude, some hundred times its rounding, is constant: 1e9 + 1e-3 z is not.
+# A column whose spread is below this share of its magnitude, a hundred times its rounding, is constant.
 CONSTANT_TOLERANCE = 2e-14
-# In interquartile ranges; of a million normal values the furthest is at 3.7, of a million exponential ones at 12.
+# In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
 HEAVY_TAIL = 10.0
 # Exponentials of larger numbers overflow.
 LARGEST_LOGARITHM = 700.0
-# A power this close to 0 (or 2) is taken for its limit, the logarithm.
+# A Yeo-Johnson power this close to 0 (or 2) is replaced by its limit, the logarithm.
 SMALL_RATE = 1e-8
+ARRAYS = ("shift", "scale", "centre", "spread", "powers")
 
 
 class Scaling(eqx.Module):
     """The map between data units x and model units z, column by column.
 
-    ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In columns that are ``warped``, w is arcsinh: heavy tails
-    become ordinary ones, so that a few far points neither set the scale nor fall off the base measure. In the others w is the
-    Yeo-Johnson transformation of that power, which takes out skewness; power 1, the default, is the identity. In columns of
-    ``logs`` x stands for its logarithm.
+    ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In the columns of ``arcsinh``, which
+    have heavy tails, w is arcsinh. In the others w is the Yeo-Johnson transformation with the column's
+    power; power 1 is the identity. In columns of ``logs``, x is replaced by its logarithm.
 
-    The maps take NumPy arrays or JAX arrays and give back what they were given.
+    ``kinds`` are the kinds of the columns; empty means that all are real. The value of an atom is infinity
+    in model units, a missing cell is NaN. ``gaps`` marks the columns with missing cells in training.
+
+    The maps take NumPy or JAX arrays and return the same type.
     """
 
     shift: Float[AnyArray, " d"]
@@ -38,8 +41,10 @@ class Scaling(eqx.Module):
     centre: Float[AnyArray, " d"]
     spread: Float[AnyArray, " d"]
     powers: Float[AnyArray, " d"]
-    warped: tuple[bool, ...] = eqx.field(static=True)
+    arcsinh: tuple[bool, ...] = eqx.field(static=True)
     logs: tuple[bool, ...] = eqx.field(static=True, default=())
+    kinds: tuple[Any, ...] = eqx.field(static=True, default=())
+    gaps: tuple[bool, ...] = eqx.field(static=True, default=())
 
     @staticmethod
     def standardising(
@@ -49,54 +54,69 @@ class Scaling(eqx.Module):
         weight: np.ndarray | None = None,
         logs: tuple[bool, ...] = (),
     ) -> "Scaling":
-        """Return the scaling that gives every column mean 0 and standard deviation 1; constant columns keep scale 1.
+        """Return the scaling to mean 0 and standard deviation 1; constant columns keep scale 1.
 
-        With ``power``, each column is first made as close to normal as a Yeo-Johnson transformation can make it. Those of
-        ``logs`` stand for their logarithms.
+        With ``power``, each column is first transformed by the Yeo-Johnson transformation of highest normal
+        likelihood.
         """
         values = _logarithms(values, logs)
         constant = constant_columns(values)
-        shift, scale = (
-            weighted_mean(values, weight),
-            np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight))),
-        )
+        shift = weighted_mean(values, weight)
+        scale = np.where(constant, 1.0, np.sqrt(weighted_variance(values, weight)))
         powers = np.ones(values.shape[1])
         if power:
-            columns = ((values - shift) / scale).T
-            powers = np.array(
-                [
-                    1.0 if constant[j] else most_normal_power(column, weight)
-                    for j, column in enumerate(columns)
-                ]
-            )
-        warped = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers), weight)
+            u = (values - shift) / scale
+            free = np.flatnonzero(~constant)
+            powers[free] = [most_normal_power(u[:, j], weight) for j in free]
+        heavy = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers), weight)
         low, middle, high = percentiles(values, [25, 50, 75], weight)
-        shift, scale = np.where(warped, middle, shift), np.where(warped, high - low, scale)
-        powers = np.where(warped, 1.0, powers)
+        shift = np.where(heavy, middle, shift)
+        scale = np.where(heavy, high - low, scale)
+        powers = np.where(heavy, 1.0, powers)
         u = (values - shift) / scale
-        u = np.where(warped, np.arcsinh(u), _yeo_johnson(u, powers) if power else u)
-        moved = warped | (powers != 1.0)
-        centre = np.where(moved, weighted_mean(u, weight), 0.0)
-        spread = np.where(moved, np.sqrt(weighted_variance(u, weight)), 1.0)
-        return Scaling(shift, scale, centre, spread, powers, warped=tuple(map(bool, warped)), logs=logs)
+        u = np.where(heavy, np.arcsinh(u), _yeo_johnson(u, powers) if power else u)
+        bent = heavy | (powers != 1.0)
+        centre = np.where(bent, weighted_mean(u, weight), 0.0)
+        spread = np.where(bent, np.sqrt(weighted_variance(u, weight)), 1.0)
+        return Scaling(shift, scale, centre, spread, powers, arcsinh=tuple(map(bool, heavy)), logs=logs)
 
     @staticmethod
     def plain(values: np.ndarray, *, weight: np.ndarray | None = None) -> "Scaling":
         """Return the scaling by mean and standard deviation alone; constant columns keep scale 1."""
         scale = np.where(constant_columns(values), 1.0, np.sqrt(weighted_variance(values, weight)))
-        zeros, ones = np.zeros(values.shape[1]), np.ones(values.shape[1])
-        return Scaling(
-            weighted_mean(values, weight), scale, zeros, ones, ones, warped=(False,) * values.shape[1]
-        )
+        return Scaling.linear(weighted_mean(values, weight), scale)
 
     @staticmethod
-    def joined(parts: "Sequence[Scaling]") -> "Scaling":
-        """Return one scaling of the columns of several."""
-        names = ("shift", "scale", "centre", "spread", "powers")
-        arrays: Any = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        warped = tuple(column for part in parts for column in part.warped)
-        return Scaling(
-            **arrays, warped=warped, logs=tuple(column for part in parts for column in part.log_columns)
+    def linear(shift: np.ndarray, scale: np.ndarray, **fields: Any) -> "Scaling":
+        """Return ``z = (x - shift) / scale``."""
+        zeros, ones = np.zeros(len(shift)), np.ones(len(shift))
+        return Scaling(shift, scale, zeros, ones, ones, arcsinh=(False,) * len(shift), **fields)
+
+    @classmethod
+    def of(
+        cls,
+        values: np.ndarray,
+        kinds: Sequence[Any],
+        *,
+        inputs: bool = False,
+        power: bool = False,
+        weight: np.ndarray | None = None,
+    ) -> "Scaling":
+        """Return the scaling of columns of these kinds, as targets or as inputs.
+
+        The cells that are present and differ from the column's atom determine the scaling of each column.
+        """
+        parts = []
+        for kind, column in zip(kinds, values.T, strict=True):
+            seen = ~np.isnan(column) & (column != (np.nan if kind.atom is None else kind.atom))
+            own = None if weight is None else weight[seen]
+            parts.append(kind.others.scaling(column[seen], inputs=inputs, power=power, weight=own))
+        return cls(
+            **{name: _joined([getattr(part, name) for part in parts]) for name in ARRAYS},
+            arcsinh=tuple(flag for part in parts for flag in part.arcsinh),
+            logs=tuple(flag for part in parts for flag in part.logs or (False,)),
+            kinds=tuple(kinds),
+            gaps=tuple(map(bool, np.isnan(values).any(axis=0))),
         )
 
     @property
@@ -104,47 +124,154 @@ class Scaling(eqx.Module):
         """Return the number of columns."""
         return self.shift.shape[0]
 
-    @property
-    def log_columns(self) -> tuple[bool, ...]:
-        """Return of each column whether its logarithm is scaled."""
-        return self.logs or (False,) * self.width
-
-    @np.errstate(over="ignore")  # infinity is the right place for what is too far out
-    def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
+    @np.errstate(over="ignore")  # values that are too far out are infinite in model units
+    def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n e"]:
         """Return the rows in model units."""
-        xp = values.__array_namespace__()
-        scaled = (_logarithms(values, self.logs) - self.shift) / self.scale
-        u = _yeo_johnson(scaled, self.powers)
-        u = xp.where(xp.asarray(self.warped), xp.arcsinh(scaled), u) if any(self.warped) else u
-        return (u - self.centre) / self.spread
+        if not self._has_atoms:
+            return self._scaled(values)
+        xp, atoms = values.__array_namespace__(), self.atoms(values)
+        return xp.where(atoms, np.inf, self._scaled(xp.where(atoms, np.nan, values)))
 
     def to_data(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        """Return the rows in data units."""
+        """Return the rows in data units, inside the support of their kinds."""
         xp = values.__array_namespace__()
         w = self.centre + self.spread * values
         u = _inverse_yeo_johnson(w, self.powers)
-        u = xp.where(xp.asarray(self.warped), xp.sinh(w), u) if any(self.warped) else u
+        u = xp.where(xp.asarray(self.arcsinh), xp.sinh(w), u) if any(self.arcsinh) else u
         x = self.shift + self.scale * u
-        if not any(self.logs):
+        if any(self.logs):
+            logs = xp.asarray(self.logs)
+            x = xp.where(logs, xp.exp(xp.where(logs, xp.minimum(x, LARGEST_LOGARITHM), 0.0)), x)
+        if not self.kinds:
             return x
-        logs = xp.asarray(self.logs)
-        return xp.where(logs, xp.exp(xp.where(logs, xp.minimum(x, LARGEST_LOGARITHM), 0.0)), x)
+        if self._discrete.any():
+            x = xp.where(self._discrete, xp.round(x), x)
+        low, high = self.ends
+        x = xp.clip(x, low, high) if np.isfinite(self.ends).any() else x
+        return xp.where(xp.isinf(values), self.atom_values, x) if self._has_atoms else x
 
     def log_jacobian(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
-        """Return ``log |dz/dx|`` at each row of data: a log density in model units plus this is one in data units."""
-        xp = values.__array_namespace__()
-        return xp.sum(self.log_jacobians(values), axis=1)
+        """Return ``log |dz/dx|`` of each row: log density in data units minus that in model units."""
+        return values.__array_namespace__().sum(self.log_jacobians(values), axis=1)
 
     def log_jacobians(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n d"]:
-        """Return ``log |dz/dx|`` of each column of each row."""
+        """Return ``log |dz/dx|`` of each cell; 0 for atoms, missing cells and discrete columns."""
+        xp = values.__array_namespace__()
+        if not self.kinds:
+            return self._log_slopes(values)
+        counted = xp.isnan(values) | self.atoms(values) | self._discrete
+        return xp.where(counted, 0.0, self._log_slopes(xp.where(counted, 1.0, values)))
+
+    def atoms(self, values: Float[AnyArray, "n d"]) -> Bool[AnyArray, "n d"]:
+        """Return which cells have the value of their column's atom."""
+        return values == self.atom_values
+
+    def inside(self, values: Float[AnyArray, "n d"]) -> Bool[AnyArray, " n"]:
+        """Return which rows lie in the support; missing cells do."""
+        xp, (low, high) = values.__array_namespace__(), self.ends
+        cells = (values >= low) & (values <= high) & ~(self._discrete & (values != xp.round(values)))
+        return xp.all(cells | xp.isnan(values) | self.atoms(values), axis=1)
+
+    @property
+    def ends(self) -> Float[np.ndarray, "2 d"]:
+        """Return the ends of each column's support in data units; those of an atom are not part of it."""
+        if not self.kinds:
+            return np.tile([[-np.inf], [np.inf]], self.width)
+        return np.array([kind.others.ends for kind in self.kinds]).T
+
+    @property
+    def model_ends(self) -> Float[np.ndarray, "2 d"]:
+        """Return the ends of each column's support in model units."""
+        ends, logs = self.ends, np.array(self.logs or (False,) * self.width)
+        free = np.isinf(ends) | logs
+        with np.errstate(all="ignore"):
+            return np.where(free, [[-np.inf], [np.inf]], self._scaled(np.where(free, 1.0, ends)))
+
+    @property
+    def atom_values(self) -> np.ndarray:
+        """Return the value of each column's atom, NaN where it has none."""
+        return np.array([np.nan if kind.atom is None else kind.atom for kind in self.kinds] or np.nan, float)
+
+    @property
+    def _has_atoms(self) -> bool:
+        return any(kind.atom is not None for kind in self.kinds)
+
+    @property
+    def _discrete(self) -> np.ndarray:
+        return np.array([kind.others.discrete for kind in self.kinds] or False, bool)
+
+    def _scaled(self, values: AnyArray) -> AnyArray:
+        xp = values.__array_namespace__()
+        scaled = (_logarithms(values, self.logs) - self.shift) / self.scale
+        u = _yeo_johnson(scaled, self.powers)
+        u = xp.where(xp.asarray(self.arcsinh), xp.arcsinh(scaled), u) if any(self.arcsinh) else u
+        return (u - self.centre) / self.spread
+
+    def _log_slopes(self, values: AnyArray) -> AnyArray:
         xp, x = values.__array_namespace__(), _logarithms(values, self.logs)
         u = (x - self.shift) / self.scale
         stretch = (_rates(u, self.powers) - 1.0) * xp.log1p(xp.abs(u))
-        if any(self.warped):
-            # log of sqrt(1 + u^2), which u^2 must not overflow.
-            stretch = xp.where(xp.asarray(self.warped), -xp.log(xp.hypot(xp.ones_like(u), u)), stretch)
+        if any(self.arcsinh):
+            # log of sqrt(1 + u^2) without the overflow of u^2.
+            stretch = xp.where(xp.asarray(self.arcsinh), -xp.log(xp.hypot(xp.ones_like(u), u)), stretch)
         stretch = stretch - xp.log(self.scale) - xp.log(self.spread)
         return xp.where(xp.asarray(self.logs), stretch - x, stretch) if any(self.logs) else stretch
+
+
+class InputEncoding(eqx.Module):
+    """The encoding of columns in model units as inputs of a network.
+
+    Each column is encoded by its kind; columns with atoms and with missing cells have one more input each,
+    which is 1 at the atom or where the cell is missing.
+    """
+
+    kinds: tuple[Any, ...] = eqx.field(static=True)
+    atoms: tuple[int, ...] = eqx.field(static=True, default=())
+    gaps: tuple[int, ...] = eqx.field(static=True, default=())
+
+    @staticmethod
+    def of(scaling: Scaling) -> "InputEncoding":
+        """Return the encoding of the columns of a scaling."""
+        atoms = tuple(j for j, kind in enumerate(scaling.kinds) if kind.atom is not None)
+        gaps = tuple(j for j, gap in enumerate(scaling.gaps) if gap)
+        return InputEncoding(tuple(kind.others for kind in scaling.kinds), atoms, gaps)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """Return the column of each input."""
+        own = np.repeat(np.arange(len(self.kinds)), [kind.inputs for kind in self.kinds])
+        return np.concatenate([own, self.atoms, self.gaps]).astype(int)
+
+    def only(self, column: int) -> "InputEncoding":
+        """Return the encoding of one column."""
+        flag = lambda columns: (0,) if column in columns else ()
+        return InputEncoding((self.kinds[column],), flag(self.atoms), flag(self.gaps))
+
+    def __call__(self, z: Float[AnyArray, "n d"]) -> Float[AnyArray, "n a"]:
+        """Return the inputs; those of an absent value are zero."""
+        plain = all(kind.inputs == 1 for kind in self.kinds)
+        if plain and not self.atoms and not self.gaps:
+            return z
+        xp = z.__array_namespace__()
+        there = xp.isfinite(z)
+        safe = xp.where(there, z, 0.0)
+        parts = [safe] if plain else [self._column(safe, there, j) for j in range(len(self.kinds))]
+        flags = [xp.isinf(z[:, list(self.atoms)]), xp.isnan(z[:, list(self.gaps)])]
+        return xp.concatenate([*parts, *flags], axis=1).astype(z.dtype)
+
+    def _column(self, z: AnyArray, there: AnyArray, j: int) -> AnyArray:
+        return self.kinds[j].encoded(z[:, j]) * there[:, j, None]
+
+
+class InputScaling(Scaling):
+    """The scaling of conditions, whose rows in model units are the inputs of a network."""
+
+    def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n e"]:
+        return InputEncoding.of(self)(super().to_model(values))
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _logarithms(values: Float[AnyArray, "n d"], logs: tuple[bool, ...]) -> Float[AnyArray, "n d"]:
@@ -160,11 +287,9 @@ def most_normal_power(column: np.ndarray, weight: np.ndarray | None = None) -> f
     import scipy.optimize
 
     # The normal log likelihood of the transformed column at its own mean and variance, Jacobian included.
-    log_stretches, counts = (
-        np.sign(column) * np.log1p(np.abs(column)),
-        np.ones(len(column)) if weight is None else weight,
-    )
-    log_stretch, total = np.sum(counts * log_stretches), counts.sum()
+    counts = np.ones(len(column)) if weight is None else weight
+    log_stretch = np.sum(counts * np.sign(column) * np.log1p(np.abs(column)))
+    total = counts.sum()
 
     def cost(power: float) -> float:
         variance = weighted_variance(_yeo_johnson(column, np.asarray(power)), weight)

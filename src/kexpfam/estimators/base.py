@@ -24,7 +24,7 @@ from kexpfam import processes, storage
 from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
 from kexpfam.data.frames import layout_of
-from kexpfam.data.kinds import Atom, Category, Integer
+from kexpfam.data.kinds import merge_equal_rows
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
@@ -182,7 +182,7 @@ class Estimator(BaseEstimator, abc.ABC):
     @property
     def _merges_equal_rows(self) -> bool:
         """Return whether equal rows become one row of larger weight; repetition is information in discrete columns."""
-        return not any(isinstance(kind, Integer | Category | Atom) for kind in self._described.kinds)
+        return merge_equal_rows(self._described.kinds)
 
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows of positive weight, and keep their weights."""

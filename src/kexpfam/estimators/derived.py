@@ -10,7 +10,7 @@ from sklearn.utils import check_array
 
 from kexpfam.data.encoding import Columns
 from kexpfam.data.frames import as_table
-from kexpfam.data.kinds import AbstractKind, Category
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.estimators.base import Seed, key_from, whole
 from kexpfam.integrate.nodes import seed_from
@@ -117,7 +117,7 @@ class PartialDensity:
 
     def quantile(self, levels: ArrayLike) -> np.ndarray:
         """Return the quantiles of a single column of numbers at each level, by weighted draws."""
-        if len(self.kept) != 1 or isinstance(self._own.kinds[0], Category):
+        if len(self.kept) != 1 or self._own.kinds[0].categorical:
             raise ValueError(
                 f"quantiles are for one column of numbers: take marginal([...]) of {', '.join(self.names)} first."
             )
@@ -185,7 +185,7 @@ class CompletedRows:
     def quantile(self, levels: ArrayLike, column: Any) -> np.ndarray:
         """Return the quantiles of one column of numbers in every row, (rows, levels)."""
         place, wanted = position_of(column, self.columns), np.atleast_1d(np.asarray(levels, float))
-        if isinstance(self.columns.kinds[place], Category):
+        if self.columns.kinds[place].categorical:
             raise ValueError("labels have no quantiles; use sample instead.")
         values, logs = self._completions.rows[:, :, place], self._completions.log_weights
         order = np.argsort(values, axis=1)

@@ -14,10 +14,9 @@ from numpy.typing import ArrayLike
 from kexpfam import processes, storage
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
 from kexpfam.data.columns import check_columns, check_kinds, check_targets
-from kexpfam.data.kinds import AbstractKind, Bounded, Integer, Positive, Real
+from kexpfam.data.kinds import AbstractKind, Bounded
 from kexpfam.data.sample import Sample
-from kexpfam.data.scaling import Scaling
-from kexpfam.data.units import Units
+from kexpfam.data.scaling import InputScaling, Scaling
 from kexpfam.estimators.base import Estimator, key_from, keys_from, listening, one_of, shown
 from kexpfam.estimators.codec import kinds_of_targets
 from kexpfam.estimators.row_source import RowSource, mean_score, paired_blocks
@@ -35,9 +34,7 @@ from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import diagnose
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import scores
-from kexpfam.model.ensemble import MixedDensity
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.model.mixed import Embedding
 from kexpfam.model.partial import log_evidence
 from kexpfam.progress import Listener
 from kexpfam.settings import copy_changed_records
@@ -158,10 +155,12 @@ class KernelModel(Estimator):
         """Return the task of the candidates."""
         keys = Keys(*keys_from(self.random_state, len(Keys._fields)))
         kinds, weight, settings = self._described.kinds, self._weight, self._learned
-        numeric = _is_numeric(targets, kinds)
-        scaling = Scaling.standardising(targets, weight=weight, logs=_logs(kinds)) if numeric else None
-        scaling = scaling or Units.of(targets, kinds, weight=weight)
-        encoder = self._encoder(X)
+        support = self._support(targets)
+        if self.bounds is not None and support is not None:
+            kinds = tuple(Bounded(*ends) for ends in support.T.tolist())
+        scaling = Scaling.of(targets, kinds, weight=weight)
+        inputs = self._columns.kinds if self.conditional else ()
+        encoder = InputScaling.of(X, inputs, inputs=True, power=True, weight=weight)
         condition = encoder.to_model(X)
         shares: Any = {"parts": settings.parts(len(targets)), "share": settings.held_out, "seed": keys.seed}
         checkpoint = None if self.checkpoint is None else self._checkpoint
@@ -173,8 +172,8 @@ class KernelModel(Estimator):
             Inputs.of(encoder, condition),
             Splits.draw(len(targets), **shares),
             keys,
-            numeric,
-            self._support(targets),
+            _is_numeric(targets, kinds),
+            support,
             report=listener,
             checkpoint=checkpoint,
             mean_feature=source.mean_feature(self._detached()._read, listener),
@@ -183,14 +182,6 @@ class KernelModel(Estimator):
     def _checkpoint(self, name: str, fingerprint: Any) -> storage.Checkpoint:
         suffix = "" if name == "kernel" else f".{name}"
         return storage.Checkpoint(f"{self.checkpoint}{suffix}", fingerprint)
-
-    def _encoder(self, X: np.ndarray) -> Scaling:
-        """Return the map from conditions to model units; labels, angles, atoms and gaps take several numbers."""
-        kinds = self._columns.kinds if self.conditional else ()
-        numbers = all(isinstance(kind, Real | Positive | Bounded | Integer) for kind in kinds)
-        if numbers and not np.any(np.isnan(X)):
-            return Scaling.standardising(X, power=True, weight=self._weight, logs=_logs(kinds))
-        return Embedding.fitted(X, kinds, weight=self._weight)
 
     def _support(self, targets: np.ndarray) -> np.ndarray | None:
         """Return the lower and upper ends of a box around all targets, shape (2, d), or None."""
@@ -201,7 +192,7 @@ class KernelModel(Estimator):
                     "bounds are for tables of real columns: use columns={...: 'bounded:0:1'} instead."
                 )
             return checked_bounds(self.bounds, targets)
-        if not all(isinstance(kind, Bounded) for kind in kinds) or not _is_numeric(targets, kinds):
+        if not all(kind.bounded for kind in kinds) or not _is_numeric(targets, kinds):
             return None
         return np.array([kind.ends for kind in kinds]).T
 
@@ -319,18 +310,13 @@ class KernelModel(Estimator):
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities; -inf outside the support. Missing values without a learned state are integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
-        known = isinstance(density, MixedDensity)
-        learned = np.array(density.scaling.gaps) if known else np.zeros(targets.shape[1], bool)
+        learned = np.array(density.scaling.gaps or (False,) * targets.shape[1], bool)
         if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
             found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
             inside &= ~gaps
             if not np.any(inside):
                 return found
-        parts = [part[inside] for part in X]
-        if isinstance(density.scaling, Units):  # infinity is an atom and NaN a missing value
-            found[inside] = density.log_density(targets[inside], *parts)
-        else:
-            found[inside] = scores(density, targets[inside], *parts)
+        found[inside] = scores(density, targets[inside], *(part[inside] for part in X))
         return found
 
     def _diagnosed(
@@ -353,19 +339,9 @@ class KernelModel(Estimator):
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:
     """Return whether all targets are complete real numbers, on the line, on the half-line or in one finite box."""
-    numbers = all(isinstance(kind, Real | Positive | Bounded) for kind in kinds)
-    bounded = [kind for kind in kinds if isinstance(kind, Bounded)]
+    bounded = [kind for kind in kinds if kind.bounded]
     box = len(bounded) in (0, len(kinds)) and all(np.all(np.isfinite(kind.ends)) for kind in bounded)
-    return numbers and box and not np.any(np.isnan(targets))
-
-
-def _logs(kinds: tuple[AbstractKind, ...]) -> tuple[bool, ...]:
-    """Return for each column whether its logarithm is modelled."""
-    return (
-        tuple(isinstance(kind, Positive) for kind in kinds)
-        if any(isinstance(kind, Positive) for kind in kinds)
-        else ()
-    )
+    return all(kind.has_kernel for kind in kinds) and box and not np.any(np.isnan(targets))
 
 
 def checked_bounds(bounds: Any, targets: np.ndarray) -> np.ndarray:

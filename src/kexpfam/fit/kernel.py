@@ -73,8 +73,8 @@ class KernelCandidate(Candidate):
         powers: tuple[bool, ...] = (False,)
         if task.conditional:
             powers = (False, True) if self.kernel.power is None else (bool(self.kernel.power),)
-        options: Any = {"weight": task.sample.weight, "logs": task.scaling.logs}
-        transformed = lambda: Scaling.standardising(task.values, power=True, **options)
+        options: Any = {"power": True, "weight": task.sample.weight}
+        transformed = lambda: Scaling.of(task.values, task.kinds, **options)
         return {power: transformed() if power else task.scaling for power in powers}
 
     def _proposal(self, task: Task, scaled: Scaled, earlier: Mapping[str, Fitted]) -> AbstractMeasure | None:

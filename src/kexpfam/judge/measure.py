@@ -19,7 +19,7 @@ from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.metrics import mmd_squared, neighbour_log_density
 from kexpfam.model.density import Density, Estimate, WeightedDraws
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.model.ensemble import LearnedDensity, Stack
+from kexpfam.model.ensemble import ChainDensity, Stack, uniform_levels
 
 __all__ = ["MEASURES", "SamplerFit", "diagnose", "measure_log_partition", "measure_status", "sampler_fit"]
 
@@ -266,11 +266,11 @@ def _sampler_mmd(
 
 def measure_chain(found: Evidence) -> Iterator[Measurement]:
     """Yield the measurements of a learned chain: errors of its cells in normaliser and sampler."""
-    for density in found.parts(LearnedDensity):
+    for density in found.parts(ChainDensity):
         yield from _named("chain", found, _chain(found, density))
 
 
-def _chain(found: Evidence, density: LearnedDensity) -> Iterator[Measurement]:
+def _chain(found: Evidence, density: ChainDensity) -> Iterator[Measurement]:
     settings, facts = found.settings, found.facts.get("chain", {})
     error, kl = _cell_errors(density, found)
     yield Measurement("chain_members", len(density), label="chains", text=f"{len(density)}, in equal parts")
@@ -295,7 +295,7 @@ def _chain(found: Evidence, density: LearnedDensity) -> Iterator[Measurement]:
     yield Measurement("chain_sampler_kl", kl.value, kl.standard_error, level, meaning, label, text)
 
 
-def _cell_errors(density: LearnedDensity, found: Evidence) -> tuple[float, Estimate]:
+def _cell_errors(density: ChainDensity, found: Evidence) -> tuple[float, Estimate]:
     """Return the largest change of log Z on twice as many cells, and KL(cells || density)."""
     row_key, draw_key = jr.split(found.key)
     count, training = found.settings.draws, Sample.unconditional(found.training, found.weight)
@@ -305,10 +305,11 @@ def _cell_errors(density: LearnedDensity, found: Evidence) -> tuple[float, Estim
     for k, one in enumerate(jr.split(draw_key, len(density))):
         conditions, member = inputs[k :: len(density)], density.members.member(k)
         rng = np.random.default_rng(np.asarray(jr.key_data(one)))
-        targets, log_q, _ = member.sample(conditions, cells=member.cells, rng=rng)
-        coarse = member.log_densities(targets, conditions, cells=member.cells)
-        fine = member.log_densities(targets, conditions, cells=2 * member.cells)
-        change = np.abs((fine - coarse)[:, member.integrated].sum(1))
+        levels = uniform_levels(rng, len(conditions), member.dim)
+        targets, log_q, _ = member.sample(conditions, levels)
+        coarse = member.log_densities(targets, conditions)
+        fine = member.log_densities(targets, conditions, cells=2 * member.columns.cells)
+        change = np.abs((fine - coarse)[:, member.columns.integrated].sum(1))
         error = max(error, float(change.max(initial=0.0)))
         ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)

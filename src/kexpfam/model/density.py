@@ -286,7 +286,7 @@ class Density(AbstractDensity):
         for exponents in self.tilt.exponents(self._nodes(), self._conditions(X, 1)):
             yield np.exp(exponents - logsumexp(exponents)[:, None])
 
-    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
+    def mean(self, X: np.ndarray | None = None, **options: Any) -> np.ndarray:
         """Return the mean under each condition."""
         points = self.scaling.to_data(self._nodes().points)
         return np.concatenate([masses @ points for masses in self.probabilities(X)])

@@ -1,6 +1,7 @@
-"""What every fitted density can do, and the distribution functions that quantiles, PIT values, CRPS and means are made of."""
+"""The interface of fitted densities, and distribution functions with their quantiles, moments and CRPS."""
 
 import abc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -10,24 +11,43 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from kexpfam.caller import caller_level
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.jax_settings import double_precision
 
-__all__ = ["FAR", "AbstractDensity", "Distributions", "moved_in", "narrowed", "positive", "scores"]
+__all__ = [
+    "FAR",
+    "MEAN_DRAWS",
+    "AbstractDensity",
+    "Distributions",
+    "MomentWarning",
+    "mean_of_draws",
+    "narrowed",
+    "positive",
+    "scores",
+]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
-# Moments are of a law whose outermost points are moved in: those that are further from its central part, which lacks this share
-# on either side, than so many times the width of that part.
-OUTER_SHARE, OUTER_WIDTHS = 1e-4, 10.0
+# The outer mass on either side that must not decide a moment: of a law, and of draws.
+OUTER_MASS, OUTER_DRAWS = 1e-4, 1e-2
+# Draws for the mean of several targets.
+MEAN_DRAWS = 512
 # Rows whose distribution functions are in memory at a time.
 ROWS = 2048
+
+
+class MomentWarning(UserWarning):
+    """Moments of some laws are NaN, because mass that no data supports would decide them."""
 
 
 class Distributions(eqx.Module):
     """``P(Y <= points[i, j]) = levels[i, j]``, linear in between; both rise along a row, levels from 0 to 1.
 
-    Means, variances and scores are of what data can speak of: see ``settled``.
+    Moments are exact. A moment is NaN, with a ``MomentWarning``, where the outer mass decides it: where it
+    differs from that of the law with its outer 1e-4 of mass on either side moved to the quantiles there, by
+    more than the standard deviation of the latter.
     """
 
     points: Float[np.ndarray, "n m"]
@@ -35,9 +55,24 @@ class Distributions(eqx.Module):
 
     @staticmethod
     def of_cells(edges: Float[np.ndarray, "n m"], masses: Float[np.ndarray, "n k"]) -> "Distributions":
-        """Return the distributions that put these masses into the cells between these edges, evenly within each."""
+        """Return the laws with these masses in the cells between these edges, uniform within each."""
         levels = np.concatenate([np.zeros((len(masses), 1)), np.cumsum(masses, axis=1)], axis=1)
-        return Distributions(np.clip(edges, -FAR, FAR), levels / levels[:, -1:])
+        return Distributions.of_levels(edges, levels / levels[:, -1:])
+
+    @staticmethod
+    def of_levels(points: Float[np.ndarray, "n m"], levels: Float[np.ndarray, "n m"]) -> "Distributions":
+        """Return the laws with these levels at these points; points beyond 1e150 are moved there."""
+        return Distributions(np.clip(points, -FAR, FAR), levels)
+
+    def with_atom(self, value: float, chance: Float[np.ndarray, " n"]) -> "Distributions":
+        """Return the laws of a value that has this probability, and otherwise follows this law."""
+        chance = chance[:, None]
+        at = _interpolated(np.full((len(self), 1), value), self.points, self.levels) * (1.0 - chance)
+        levels = self.levels * (1.0 - chance) + chance * (self.points > value)
+        points = np.concatenate([self.points, np.full((len(self), 2), value)], axis=1)
+        levels = np.concatenate([levels, at, at + chance], axis=1)
+        order = np.lexsort((levels, points), axis=1)
+        return Distributions(*(np.take_along_axis(part, order, axis=1) for part in (points, levels)))
 
     def __len__(self) -> int:
         return len(self.points)
@@ -50,31 +85,40 @@ class Distributions(eqx.Module):
         """Return the values below which the target lies with these probabilities, several per row."""
         return _interpolated(levels, self.levels, self.points)
 
-    def settled(self) -> Float[np.ndarray, "n m"]:
-        """Return the points, those far outside the central part of their law moved towards it.
-
-        A law of logarithms that is unsure of a row has a billionth of its mass where numbers end. No row of data has a say in
-        that, and it would decide the mean.
-        """
-        low, high = self.quantile(np.tile([OUTER_SHARE, 1.0 - OUTER_SHARE], (len(self), 1))).T[:, :, None]
-        return moved_in(self.points, low, high)
-
     def mean(self) -> Float[np.ndarray, " n"]:
         """Return the mean of each row."""
-        points = self.settled()
-        return np.sum(np.diff(self.levels, axis=1) * 0.5 * (points[:, 1:] + points[:, :-1]), axis=1)
+        (mean, _), (inner, deviation) = self._moments(self.points), self._moments(self._winsorised())
+        return _unless_outer(mean, np.abs(mean - inner), deviation, "mean")
 
     def variance(self) -> Float[np.ndarray, " n"]:
         """Return the variance of each row."""
-        centred = self.settled() - self.mean()[:, None]
-        left, right = centred[:, :-1], centred[:, 1:]
-        return np.sum(np.diff(self.levels, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
+        (_, deviation), (_, inner) = self._moments(self.points), self._moments(self._winsorised())
+        return _unless_outer(deviation**2, deviation - inner, inner, "variance")
+
+    def centre(self, kind: AbstractKind) -> Float[np.ndarray, " n"]:
+        """Return the mean of numbers, the likeliest label, or the mean direction of angles."""
+        if not kind.others.has_mean:
+            middles = 0.5 * (self.points[:, 1:] + self.points[:, :-1])
+            return kind.centre(middles, np.diff(self.levels, axis=1))
+        return self.mean()
+
+    def _moments(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of each row, with these points for those of the law."""
+        masses = np.diff(self.levels, axis=1)
+        mean = np.sum(masses * 0.5 * (points[:, 1:] + points[:, :-1]), axis=1)
+        left, right = points[:, :-1] - mean[:, None], points[:, 1:] - mean[:, None]
+        return mean, np.sqrt(np.sum(masses * (left**2 + left * right + right**2) / 3.0, axis=1))
+
+    def _winsorised(self) -> np.ndarray:
+        """Return the points, those outside the quantiles of the outer mass moved to these quantiles."""
+        low, high = self.quantile(np.tile([OUTER_MASS, 1.0 - OUTER_MASS], (len(self), 1))).T[:, :, None]
+        return np.clip(self.points, *np.where(high > low, [low, high], [[[-FAR]], [[FAR]]]))
 
     def mean_difference(self) -> Float[np.ndarray, " n"]:
         """Return ``E|Y - Y'|`` of two independent draws of each row: twice the integral of ``F (1 - F)``."""
         left, right = self.levels[:, :-1], self.levels[:, 1:]
         heights = 0.5 * (left + right) - (left**2 + left * right + right**2) / 3.0
-        return 2.0 * np.sum(np.diff(self.settled(), axis=1) * heights, axis=1)
+        return 2.0 * np.sum(np.diff(self.points, axis=1) * heights, axis=1)
 
     def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         r"""Return the continuous ranked probability score, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
@@ -82,7 +126,7 @@ class Distributions(eqx.Module):
         Each side of y is a polygon of its own, of which the integral of the square is known.
         """
         at = self.cdf(y[:, None])
-        points = np.concatenate([self.settled(), y[:, None]], axis=1)
+        points = np.concatenate([self.points, y[:, None]], axis=1)
         order = np.argsort(points, axis=1, kind="stable")
         points = np.take_along_axis(points, order, axis=1)
         levels = np.take_along_axis(np.concatenate([self.levels, at], axis=1), order, axis=1)
@@ -111,17 +155,38 @@ class Distributions(eqx.Module):
         return Distributions(points, levels / np.sum(weights))
 
 
-def moved_in(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return points of which none is further from what is between two bounds than ``OUTER_WIDTHS`` times its width."""
-    reach = np.where(high > low, OUTER_WIDTHS * (high - low), FAR)
-    return np.clip(points, low - reach, high + reach)
+def mean_of_draws(draws: Float[np.ndarray, "n m"], kind: AbstractKind) -> Float[np.ndarray, " n"]:
+    """Return the mean of draws of each row, the likeliest label, or the mean direction of angles.
+
+    The mean of numbers is NaN, with a ``MomentWarning``, where the outer hundredth of the draws decides it.
+    """
+    centre = kind.centre(draws, np.full(draws.shape, 1.0 / draws.shape[1]))
+    if not kind.others.has_mean:
+        return centre
+    low, high = np.quantile(draws, [OUTER_DRAWS, 1.0 - OUTER_DRAWS], axis=1, keepdims=True)
+    inner = np.where(high > low, np.clip(draws, low, high), draws)
+    return _unless_outer(centre, np.abs(centre - inner.mean(axis=1)), inner.std(axis=1), "mean")
+
+
+def _unless_outer(moment: np.ndarray, change: np.ndarray, width: np.ndarray, name: str) -> np.ndarray:
+    """Return moments, NaN where the outer mass changes them by more than the width of the law."""
+    # Rounding is no change: a law may be a single point.
+    bad = ~(change <= width + 1e-9 * np.abs(moment))
+    if np.any(bad):
+        warnings.warn(
+            f"the {name} of {bad.sum()} of {bad.size} laws is NaN, because the outer {OUTER_MASS:g} of their "
+            "mass would decide it, which no data supports: use quantile, such as the median.",
+            MomentWarning,
+            stacklevel=caller_level(),
+        )
+    return np.where(bad, np.nan, moment)
 
 
 class AbstractDensity(eqx.Module):
-    """A fitted density in the data's own units, with or without a condition.
+    """A fitted density in data units, with or without a condition.
 
-    Targets are rows; X are the conditions, one per target, and left out where the density has none. Distribution functions,
-    quantiles and scores made of them are for a single target.
+    Targets are rows; X are the conditions, one per target, and None if the density has no condition.
+    Distribution functions, quantiles and CRPS are for a single target.
     """
 
     @property
@@ -136,16 +201,16 @@ class AbstractDensity(eqx.Module):
         """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
 
     def log_prob(self, y: Float[AnyArray, "*d"], x: Float[AnyArray, "*p"] | None = None) -> Float[Array, ""]:
-        """Return ``log p(y | x)`` at one point as a pure function of JAX: to be jitted, differentiated and vmapped.
+        """Return ``log p(y | x)`` at one point as a pure function, for jit, grad and vmap of JAX.
 
-        It is computed in float64 whatever JAX is set to, and comes back in the precision of y.
+        It is computed in float64 and returned in the precision of y.
         """
         point = jnp.asarray(y)
         rows = (point,) if x is None else (point, jnp.asarray(x))
         return _in_double(_copied(self), jnp.result_type(point.dtype, jnp.float32))(*rows)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
-        """Return one draw as a pure function of its key: to be jitted and vmapped, in the precision that JAX is set to."""
+        """Return one draw as a pure function of its key, for jit and vmap of JAX, in JAX's precision."""
         raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
@@ -164,8 +229,13 @@ class AbstractDensity(eqx.Module):
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
         """Return the distribution of the single target under each condition; one row where there is no condition."""
 
-    def mean(self, X: np.ndarray | None = None) -> np.ndarray:
-        """Return the mean under each condition, (rows, dimensions)."""
+    def mean(
+        self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
+    ) -> np.ndarray:
+        """Return the mean under each condition, (rows, dimensions).
+
+        ``draws`` and ``key`` are for densities of several targets whose mean is that of draws.
+        """
         return np.concatenate([part.mean()[:, None] for part, _ in self._pieces(X)])
 
     def cdf(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
@@ -218,12 +288,9 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
     def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
         y, *x = (row.astype(float).reshape(1, -1) for row in rows)
         z = density.scaling.to_model(y)
-        # A missing cell is NaN and an atom infinite in model units, and neither is off the support.
-        marked = (
-            jnp.isnan(y) | density.scaling.atoms(y) if hasattr(density.scaling, "atoms") else jnp.isnan(y)
-        )
-        off = jnp.any(~(jnp.abs(z) < FAR) & ~marked)
-        # The centre stands in for what is off the support or too far out, so that no derivative is NaN there.
+        # A missing cell is NaN in model units, and an atom infinite.
+        off = jnp.any(~(jnp.abs(z) < FAR) & ~jnp.isnan(y) & ~density.scaling.atoms(y))
+        # The centre replaces points that are outside the support or too far out, where derivatives are NaN.
         near = jnp.where(off, density.scaling.to_data(np.zeros(y.shape)), y)
         return jnp.where(off, -jnp.inf, jnp.asarray(density.log_density(near, *x))[0])
 
@@ -271,13 +338,19 @@ def _interpolated(
 def scores(
     density: Any, targets: Float[np.ndarray, "n d"], *X: Float[np.ndarray, "n p"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the log density of points of any size: where they are so far out that the arithmetic overflows, ``-inf``."""
-    if np.isnan(targets).any():
+    """Return the log density of points of any size: ``-inf`` where they are so far out that z overflows.
+
+    Cells may be missing in the columns in which cells were missing in training.
+    """
+    scaling = density.scaling
+    missing = np.isnan(targets)
+    if np.any(missing & ~np.array(scaling.gaps or False)):
         raise ValueError("Input contains NaN: this density has no answer to missing cells.")
     with np.errstate(over="ignore", invalid="ignore"):
-        far = np.any(~(np.abs(density.scaling.to_model(targets)) < FAR), axis=1)
-        # The centre stands in for a far point, since not every density has an answer to infinity.
-        near = np.where(far[:, None], density.scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
+        far = ~(np.abs(scaling.to_model(targets)) < FAR) & ~missing & ~scaling.atoms(targets)
+        far = np.any(far, axis=1)
+        # The centre replaces far points, because not every density accepts infinity.
+        near = np.where(far[:, None], scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
         found = np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
     if np.isnan(found).any():
         raise ValueError(

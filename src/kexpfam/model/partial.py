@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.jax_settings import double_precision
+from kexpfam.model.chain import Chain, ChainDraws
 from kexpfam.model.density import Density, Estimate
-from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
+from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 
 __all__ = ["Completions", "completed", "log_evidence", "patterns"]
@@ -78,25 +79,22 @@ def _completed(density: Any, values: np.ndarray, count: int, key: Key[Array, ""]
 
 
 @_completed.register
-def _(density: LearnedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
-    """Return completions by every member, equally many; columns that a member has first are known exactly."""
-    each, z = -(-count // len(density)), density.scaling.to_model(values)
-    known, streams = (
-        np.repeat(z, each, axis=0),
-        np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density)),
-    )
-    nothing = np.zeros((len(known), 0))
-    draw = lambda member, k: member.sample(nothing, cells=member.cells, rng=streams[k], known=known)
-    found = density._of_members(draw)
+def _(density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return equally many completions by every member; columns that a member has first are exact."""
+    each, dim = -(-count // len(density)), values.shape[1]
+    known = np.repeat(density.scaling.to_model(values), each, axis=0)
+    streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
+
+    def drawn(member: Chain, k: int) -> ChainDraws:
+        levels = uniform_levels(streams[k], len(known), dim)
+        return member.sample(np.zeros((len(known), 0)), levels, known=known)
+
+    found = density.of_members(drawn)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
-    weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1).reshape(
-        len(values), -1
-    )
-    rows = density.scaling.to_data(targets.reshape(-1, values.shape[1])).reshape(
-        len(values), -1, values.shape[1]
-    )
-    weights += _known_jacobian(density.scaling, values)[:, None]
-    return Completions(_kept(rows, values), weights, len(density))
+    weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1)
+    rows = density.scaling.to_data(targets.reshape(-1, dim)).reshape(len(values), -1, dim)
+    log_weights = weights.reshape(len(values), -1) + _known_jacobian(density.scaling, values)[:, None]
+    return Completions(_kept(rows, values), log_weights, len(density))
 
 
 @_completed.register

@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import Estimator
 from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
 from kexpfam.plot.columns import plot_columns
@@ -44,5 +43,5 @@ def plot_model(estimator: Estimator, *args: Any, **kwargs: Any) -> Figure:
     if not estimator.conditional:
         return plot_density(estimator, *args, **kwargs)  # type: ignore[arg-type]
     width = estimator._training_targets.shape[1]  # type: ignore[attr-defined]
-    labels = isinstance(kinds_of(estimator, estimator.n_features_in_, width).targets[0], Category)
+    labels = kinds_of(estimator, estimator.n_features_in_, width).targets[0].categorical
     return (plot_targets if width > 1 or labels else plot_conditional)(estimator, *args, **kwargs)  # type: ignore[operator, arg-type]

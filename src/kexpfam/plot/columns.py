@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kexpfam.data.encoding import Columns
-from kexpfam.data.kinds import Category
 from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, panels
 
 __all__ = ["plot_columns"]
@@ -35,8 +34,8 @@ def plot_columns(
                 )
             else:
                 axis.hist(values, bins=BINS, density=True, histtype="step", color=colour, label=label)
-        if isinstance(kind, Category):
-            axis.set_xticks(range(len(kind.levels)), [str(level) for level in kind.levels])
+        if kind.labels is not None:
+            axis.set_xticks(range(len(kind.labels)), kind.labels)
         axis.set_xlabel(str(name))
     axes[0].legend()
     return figure

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.data.kinds import AbstractKind, Category, Real
+from kexpfam.data.kinds import AbstractKind, Real
 from kexpfam.estimators.base import Seed
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.derived import GivenDensity
@@ -58,7 +58,7 @@ def plot_conditional(
         raise ValueError(
             "intervals are for targets of one dimension: use plot_given(estimator.given(x)) for this model."
         )
-    if isinstance(kinds.targets[0], Category):
+    if kinds.targets[0].categorical:
         raise ValueError("labels have no intervals: use plot_targets(estimator) for this model.")
     names = feature_names(estimator, trained.shape[1])
     place = column_at(feature, names)
@@ -162,7 +162,7 @@ def cell(value: object) -> str:
 def _middle(column: np.ndarray, kind: AbstractKind) -> float:
     """Return the median of numbers, and the most frequent of labels."""
     seen = column[~np.isnan(column)]
-    if not isinstance(kind, Category):
+    if not kind.categorical:
         return float(np.median(seen))
     codes, counts = np.unique(seen, return_counts=True)
     return float(codes[np.argmax(counts)])

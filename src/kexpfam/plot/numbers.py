@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kexpfam.data.kinds import AbstractKind, Category, Real
+from kexpfam.data.kinds import AbstractKind, Real
 
 __all__ = ["Kinds", "drawn", "kinds_of", "levels_of", "numbers_of", "training_rows"]
 
@@ -21,7 +21,7 @@ class Kinds(NamedTuple):
     @property
     def plain(self) -> bool:
         """Return whether all columns are real numbers."""
-        return all(isinstance(kind, Real) for kind in (*self.features, *self.targets))
+        return all(kind.is_default for kind in (*self.features, *self.targets))
 
 
 def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
@@ -36,7 +36,7 @@ def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
 
 def levels_of(kind: AbstractKind | None) -> list[str] | None:
     """Return the labels of a category in the order of their codes; numbers have none."""
-    return [str(level) for level in kind.levels] if isinstance(kind, Category) else None
+    return None if kind is None else kind.labels
 
 
 def numbers_of(estimator: Any, *tables: Any) -> tuple[np.ndarray, ...]:

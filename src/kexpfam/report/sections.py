@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kexpfam.data.columns import check_columns, check_targets
-from kexpfam.data.kinds import AbstractKind, Category
+from kexpfam.data.kinds import AbstractKind
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
 from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Judgement
@@ -93,9 +93,9 @@ def columns(subject: Subject) -> Section:
     for k, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         seen = values[np.isfinite(values[:, k]), k]
         role = "" if not subject.conditional else "feature" if k < wide else "target"
-        known = "" if subject.kinds.plain else _kind(kind)
+        known = "" if subject.kinds.plain else kind.description
         ends = ["–"] * 3
-        if not isinstance(kind, Category):
+        if not kind.categorical:
             ends = [f"{end:.4g}" for end in (seen.min(), np.median(seen), seen.max())]
         missing = f"{1.0 - len(seen) / len(values):.1%}" if len(seen) < len(values) else ""
         rows.append([name, role, known, *ends, len(np.unique(seen)), missing])
@@ -115,12 +115,6 @@ def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind:
         model = f" and the {'probabilities' if kind.discrete else 'density'} of the model"
     figure = plot_marginal(values, draws, name=name, levels=levels_of(kind))
     return drawn(figure, f"column{place}", f"{name}: {subject.rows}{model}")
-
-
-def _kind(kind: AbstractKind) -> str:
-    if isinstance(kind, Category):
-        return f"category of {len(kind.levels)}"
-    return repr(kind).removesuffix("()").lower()
 
 
 def calibration(subject: Subject) -> Section:

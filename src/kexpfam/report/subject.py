@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import key_from
 from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.judge.permutation import permutation_losses
@@ -66,7 +65,7 @@ class Evaluation:
     def ordered(self) -> bool:
         """Return whether there is a single target with a distribution function: numbers, none missing."""
         single = self.conditional and self.Y.shape[1] == 1
-        return single and not isinstance(self.kinds.targets[0], Category) and not np.any(np.isnan(self.Y))
+        return single and not self.kinds.targets[0].categorical and not np.any(np.isnan(self.Y))
 
     @property
     def features(self) -> list[str]:
@@ -122,7 +121,7 @@ class Subject(Evaluation):
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis; with the calibration on held-out rows if all targets are numbers."""
-        numbers = self.conditional and not any(isinstance(kind, Category) for kind in self.kinds.targets)
+        numbers = self.conditional and not any(kind.categorical for kind in self.kinds.targets)
         given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
         return self.model.diagnose(*given, random_state=self.seed)
 
