@@ -1,9 +1,9 @@
-"""What each part of a learned base does: the whole, one member, one order, no convex polish, no tilt, no learned base.
+"""Ablations of a learned base: all parts, one member, one order, no convex polish, no tilt, no learned base.
 
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
-FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete and of yacht
-given their inputs, and of red wine as a joint density.
+FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete and of
+yacht given their inputs, and of red wine as a joint density.
 """
 
 import sys

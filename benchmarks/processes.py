@@ -1,12 +1,14 @@
-"""What several processes give and take: the result and the throughput of two against one, and what a killed one leaves.
+"""Several processes: results and throughput of two against one, and the state after one is killed.
 
-    python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest difference
-    python benchmarks/processes.py killed 20          # one of two killed at a random moment, and the command given again
-    python benchmarks/processes.py costs              # microseconds per row of each stage, one process and one thread
+    python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest
+    difference python benchmarks/processes.py killed 20          # one of two killed at a random moment, and
+    the command given again python benchmarks/processes.py costs              # microseconds per row of each
+    stage, one process and one thread
 
-"shared" fits rings with given settings, in one process and in two, with one thread each. The stages are timed where they are
-asked for, with all that processes tell each other; processor seconds are those of the first process, which others on the
-machine disturb less. "costs" are those of rings, 2 columns under 400 centres, and of two learned members of 10 columns.
+"shared" fits rings with given settings, in one process and in two, with one thread each. The stages are timed
+where they are asked for, with all that processes tell each other; processor seconds are those of the first
+process, which others on the machine disturb less. "costs" are those of rings, 2 columns under 400 centres,
+and of two learned members of 10 columns.
 """
 
 import json
@@ -125,7 +127,8 @@ def killed(trials: int) -> dict[str, object]:
         a = rng.normal(size=600)
         np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=600)]))
         base = ["fit", str(place / "rows.npy"), "--base", "chain"]
-        # The launcher gives each of two processes half of the cores; BLAS rounds by the number of its threads.
+        # The launcher gives each of two processes half of the cores; BLAS rounds by the number of its
+        # threads.
         threads = dict.fromkeys(THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
         alone = [*COMMAND, *base, "-o", str(place / "alone")]
         subprocess.run(alone, check=True, capture_output=True, env=os.environ | threads)

@@ -37,7 +37,7 @@ class LinearGaussian:
 
 
 class ForestWithResiduals:
-    """The mean of a random forest, and a kernel density of the residuals of rows that its trees had not seen."""
+    """The mean of a random forest with a kernel density of its out-of-bag residuals."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
@@ -59,7 +59,7 @@ class ForestWithResiduals:
 
 
 class HeldOutMixture:
-    """A mixture of up to 64 normals by scikit-learn, its size and kind of covariance by the likelihood of a held-out fifth."""
+    """A mixture of up to 64 normals by scikit-learn; size and covariance type by held-out likelihood."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state

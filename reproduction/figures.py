@@ -19,7 +19,7 @@ __all__ = ["convergence", "draw_all", "growth", "portrait_name", "portraits", "r
 
 
 def portraits(records: list[Record]) -> Figure:
-    """Return the paper's first figure: draws over the training rows above, the learned f below, one column per set."""
+    """Return the paper's first figure: draws and training rows above, f below, one column per set."""
     figure, axes = plt.subplots(
         2, len(records), figsize=(3.6 * len(records), 7.0), squeeze=False, layout="constrained"
     )

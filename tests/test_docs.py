@@ -91,7 +91,8 @@ def test_links_between_pages_lead_somewhere():
 def test_paths_that_pages_name_are_there():
     """Paths of the repository that are written as code exist; older decisions are not checked."""
     named = re.compile(
-        r"`((?:src|tests|docs|reproduction|benchmarks)/[\w./-]*|(?:data|model|integrate|fit|judge|paper)/\w+\.py)`"
+        r"`((?:src|tests|docs|reproduction|benchmarks)/[\w./-]*"
+        r"|(?:data|model|integrate|fit|judge|paper)/\w+\.py)`"
     )
     decisions = [path for path in (ROOT / "docs/decisions").glob("*.md") if path.name >= "0008"]
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *decisions]:

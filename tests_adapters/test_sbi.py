@@ -1,4 +1,4 @@
-"""sbi: the posterior of a simulator against its closed form, sbi's calibration of it, gradients and the mode."""
+"""sbi: the posterior of a simulator against its closed form, its calibration, gradients and mode."""
 
 import numpy as np
 import pytest

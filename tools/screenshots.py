@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def cells(page: Path) -> None:
-    """Write the report of a measurement of cell nuclei given three others; a fifth of the rows is held out."""
+    """Write the report of one measurement of cell nuclei given three others, with a held-out fifth."""
     from sklearn.datasets import load_breast_cancer
 
     table = load_breast_cancer(as_frame=True).frame

@@ -49,7 +49,7 @@ def _calibration(model: Any, test: np.ndarray) -> Values:
 
 
 def _facts_of_the_solver(diagnosis: Diagnosis | StackDiagnosis) -> Values:
-    """Return what is known of a kernel model alone; where other candidates share the density, their weights."""
+    """Return the facts of a kernel model; for a stack, the weights of its candidates."""
     if isinstance(diagnosis, StackDiagnosis):
         return {"weights": {one.name: one.weight for one in diagnosis.candidates}}
     return {
@@ -61,7 +61,7 @@ def _facts_of_the_solver(diagnosis: Diagnosis | StackDiagnosis) -> Values:
 
 
 def halves(name: str, split: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random half of a set and the other one, features and then the target, both in units of the first."""
+    """Return two random halves of a set, features and target last, standardised by the first half."""
     data = datasets.load_benchmark(name)
     rows = np.column_stack([data.features, data.target]).astype(float)
     order = np.random.default_rng(split).permutation(len(rows))

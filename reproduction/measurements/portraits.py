@@ -35,7 +35,7 @@ def portrait(cell: Cell) -> Values:
 
 
 def convergence(cell: Cell) -> Values:
-    """Return draws of the sampler at the wanted steps of the saddle point, from f = 0 and the base measure."""
+    """Return draws of the sampler at the given steps of the saddle point, starting at f = 0 and the base."""
     train = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
     solver = DDE(steps=max(cell["steps"]), snapshots=True)
     with Cost() as cost:

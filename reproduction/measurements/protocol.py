@@ -30,7 +30,7 @@ TEST_DRAWS, STEPS_BETWEEN_LOOKS = 1000, 50
 
 
 def released_protocol(cell: Cell) -> Values:
-    """Return the lowest of many looks at the test half along an unpenalised run with the median rule's length scales.
+    """Return the lowest test NLL along an unpenalised run with the length scales of the median rule.
 
     The normaliser of each look is estimated from 1,000 draws of a normal law fitted to the *test* targets.
     """
