@@ -13,7 +13,7 @@ _strictly = beartype(conf=BeartypeConf(is_pep484_tower=True, hint_overrides=Froz
 
 
 def checked(function: Callable) -> Callable:
-    """Return the function with checked types; functions that take arguments of users are checked on return only.
+    """Return the function with checked types; functions with user input only on return.
 
     scikit-learn's contract is that a constructor takes anything, and that methods say in words what is wrong
     with their data.
