@@ -42,7 +42,7 @@ def nll(model, test: np.ndarray, conditional: bool) -> float:
 
 
 def members(model, test: np.ndarray, conditional: bool) -> float:
-    """Return the mean over the members of what each would score alone."""
+    """Return the mean score of the single members."""
     density = model.density_
     targets, X = (test[:, -1:], test[:, :-1]) if conditional else (test, np.zeros((len(test), 0)))
     z, condition = density.scaling.to_model(targets), density.inputs.to_model(X) if conditional else X

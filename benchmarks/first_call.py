@@ -20,7 +20,7 @@ from ledger import append
 __all__ = ["CONTESTANTS", "main", "measure", "summary", "table"]
 
 REPEATS, ROWS = 3, 500
-# Every script starts its clock before its first import and prints what it found as JSON.
+# Every script starts its clock before its first import and prints its results as JSON.
 START = (
     "import time; start = time.perf_counter(); import json, sys\n"
     "clock = lambda: time.perf_counter() - start\n"
@@ -95,7 +95,7 @@ def write_moons(path: Path) -> None:
 
 
 def measure(script: str, data: Path, cache: Path) -> dict[str, float]:
-    """Return what a script prints in a fresh process with an empty compilation cache."""
+    """Return the output of a script in a new process with an empty compilation cache."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-W", "ignore", "-c", START + script, str(data)]
     done = subprocess.run(

@@ -29,7 +29,7 @@ SHOWN = ("seconds", "megabytes", "sampling_seconds", "nll", "nll_error", "truth_
 
 
 def measured(rows: int, method: str) -> dict[str, float]:
-    """Return what one fit costs and how it scores new rows; to be run in a process of its own."""
+    """Return cost and held-out score of one fit; to be run in a new process."""
     from reproduction.measurements import real
 
     real.REPEATS = 5

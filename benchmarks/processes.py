@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 
 
 def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> dict[str, float]:
-    """Return the seconds of each stage in one of several processes, after saving what it fitted."""
+    """Save the fitted model and return the seconds of each stage in one of several processes."""
     from kexpfam import KernelExpFamily
     from kexpfam.data import overview
     from kexpfam.estimators import streaming
@@ -123,7 +123,7 @@ def killed(trials: int) -> dict[str, object]:
     rng = np.random.default_rng(int(time.time()))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        # So many that most of the time is learning, which is what checkpoints are of.
+        # Enough epochs for training, which has checkpoints, to take most of the time.
         a = rng.normal(size=600)
         np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=600)]))
         base = ["fit", str(place / "rows.npy"), "--base", "chain"]
@@ -145,7 +145,7 @@ def killed(trials: int) -> dict[str, object]:
 
 
 def trial(place: Path, base: list[str], after: float, lost: int, number: int) -> dict[str, object]:
-    """Return what happened after one process was killed, and after the same command was given again."""
+    """Return the results after one process was killed and after the command was repeated."""
     model, checkpoint = place / f"model{number}", place / f"checkpoint{number}"
     command = [*COMMAND, *base, "--processes", "2", "--checkpoint", str(checkpoint), "-o", str(model)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

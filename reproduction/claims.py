@@ -1,4 +1,4 @@
-"""What the paper claims, section by section, and what the evidence says about it."""
+"""The claims of the paper, section by section, with their evidence."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Claim:
 
     @property
     def command(self) -> str:
-        """Return what to run to see the evidence."""
+        """Return the command that produces the evidence."""
         return f"pytest {self.source}" if self.reading.evidence == TESTED else f"{COMMAND} {self.source}"
 
 

@@ -1,4 +1,4 @@
-"""What something costs: seconds, processor seconds, and peak memory above the start."""
+"""Cost of a computation: seconds, processor seconds, and peak memory above the start."""
 
 import ctypes
 import gc

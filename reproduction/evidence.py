@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The kind of the evidence, when a claim counts as reproduced, and what the records say."""
+    """Kind of the evidence, criterion of a claim, and the finding of the records."""
 
     evidence: str
     criterion: str
@@ -85,7 +85,7 @@ def because(fact: str) -> str:
 
 
 def perhaps(guess: str) -> str:
-    """Return a reason that nobody has measured."""
+    """Return a reason that is a conjecture, not a measurement."""
     return f"perhaps because {guess}"
 
 

@@ -31,7 +31,7 @@ def portraits(records: list[Record]) -> Figure:
         column[0].set(title=record["cell"]["dataset"], xlim=(left, right), ylim=(low, high), aspect="equal")
         side = int(np.sqrt(len(values["f"])))
         f = np.reshape(values["f"], (side, side))
-        # f falls without end where there are no data; the top of its range is what it says about them.
+        # f is unbounded below away from the data; the upper part of its range is informative.
         shown = np.clip(f, np.quantile(f, 0.3), None)
         image = column[1].imshow(
             shown, origin="lower", extent=(left, right, low, high), interpolation="bilinear"

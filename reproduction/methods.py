@@ -81,12 +81,12 @@ COSTED: dict[str, Method] = {
     "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
 }
-# Spaces of f besides the Gaussian kernel's at spread-out centres, by what the estimator is told.
+# Settings of spaces of f other than that of the Gaussian kernel at centres.
 SPACES: dict[str, dict[str, Any]] = {
     "matern52": {"kernel": "matern52"},
     "random features": {"space": "random_features"},
 }
-# What readers of a table see. A method that is not here is called there what it is called in the specs.
+# Displayed names of methods; the default is the name in the specs.
 LABELS = {
     "auto": "auto (default)",
     "stacked": "default, with chains",
@@ -142,14 +142,12 @@ ALGORITHMS: dict[str, Callable[..., Solver]] = {
     "annealed importance sampling": named("annealed"),
     "moment matching": named("moment_matching"),
 }
-# Families of dual distributions, with f as the saddle point leaves it: a polish would hide what the family
-# costs.
+# Families of dual distributions, without a polish, which would hide the approximation error.
 DUALS: dict[str, Callable[..., Solver]] = {
     family: of_the_paper("SinglyDual", family=family)
     for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
 }
-# What is not the paper's, and is measured beside an algorithm that has it: "NAME + warm start", "NAME +
-# polish".
+# Options that are not in the paper: "NAME + warm start", "NAME + polish".
 OPTIONS = {"warm start": "warm_start", "polish": "polish"}
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "version_of",
 ]
 
-# The package that a method of the specs stands or falls with.
+# The package that a method of the specs requires.
 PACKAGES = {
     "ngboost": "ngboost",
     "quantile forest": "quantile-forest",
@@ -45,7 +45,7 @@ class MissingPeerError(Unavailable):
 
 
 def version_of(method: str) -> str:
-    """Return name and version of the package behind a method; nothing for what is the library's own."""
+    """Return name and version of the package of a method; empty for methods of this library."""
     package = PACKAGES.get(method)
     return f"{package} {version(package)}" if package else ""
 
@@ -142,7 +142,7 @@ class KernelVine:
         self.package = imported("pyvinecopulib")
 
     def fit(self, X: np.ndarray) -> "KernelVine":
-        """Fit margins, structure and pair copulas; nothing in it is random."""
+        """Fit margins, structure and pair copulas, deterministically."""
         controls = self.package.FitControlsVinecop(family_set=[self.package.BicopFamily.tll])
         self.law_ = self.package.Vinedist.from_data(X, controls)
         return self

@@ -293,7 +293,7 @@ def rate_of(method: str, expected: float, printed: str) -> Reading:
 
 
 def above_exact(records: list[Record], method: str) -> str:
-    """Return the excess of an estimator over the exact solution on the same largest draws, or nothing."""
+    """Return the excess of an estimator over the exact solution on the same largest draws, if any."""
     most = max(record["cell"]["rows"] for record in records)
     ours, exact = (by_seed(chosen(records, method=which, rows=most), "kl") for which in (method, "exact"))
     added = paired(ours, exact)
@@ -354,7 +354,7 @@ def cheaper(records: Records) -> Finding | None:
 
 
 def of_table2(records: Records, method: str) -> dict[str, dict[int, float]]:
-    """Return the NLL of Table 2 by set and half; nothing unless every set of the paper has some."""
+    """Return the NLL of Table 2 by set and half; empty unless every set of the paper has records."""
     rows = chosen(records.get("table2", []), method=method)
     found = {name: by_seed(chosen(rows, dataset=name), "nll") for name in PAPER["table2"]}
     return found if all(found.values()) else {}
@@ -409,7 +409,7 @@ def beats_competitors(records: Records) -> Finding | None:
 
 @measured(f"at most a printed standard deviation above the printed mean on {PROTOCOL_ON} of 16 sets")
 def released_protocol(records: Records) -> Finding | None:
-    """Read what looking at the test half is worth."""
+    """Read the gain of selection on the test half."""
     looks = good(records.get("table2", []), measure="released_protocol")
     found = {name: [r["values"]["nll"] for r in good(looks, dataset=name)] for name in PAPER["table2"]}
     if not all(found.values()):

@@ -46,7 +46,7 @@ TEST_PART, SHUFFLE = 5, 0
 
 
 class TableNotFoundError(Unavailable):
-    """A table has no file here; the message says which folder to name and what to put there."""
+    """Raised if a table has no file; the message names the folder and its content."""
 
 
 class Split(NamedTuple):

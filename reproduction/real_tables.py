@@ -117,7 +117,7 @@ def posteriors(records: list[Record]) -> str:
 
 
 def _shares(records: list[Record]) -> str:
-    """Return what candidates the density is made of, in per cent, the largest first; means over records."""
+    """Return the weights of the candidates in per cent, the largest first; means over records."""
     each = [record["values"]["weights"] for record in records if "weights" in record["values"]]
     means = {
         name: float(np.mean([weights.get(name, 0.0) for weights in each]))

@@ -72,7 +72,7 @@ def _measured_if_possible(cell: Cell) -> Record | Unavailable:
 
 
 def measured(cell: Cell) -> Record:
-    """Return the record of one cell; what goes wrong in it is a result, and is kept as one."""
+    """Return the record of one cell; a failure is recorded too."""
     from reproduction.measurements import MEASUREMENTS
 
     record: Record = {"cell": cell, "status": "ok", "warnings": []}

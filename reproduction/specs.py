@@ -1,4 +1,4 @@
-"""What an experiment is: a TOML file whose tables are multiplied out into cells.
+"""Experiments: TOML files whose tables are expanded to cells.
 
 Each ``[[cells]]`` table is a product: a list stands for one cell per entry, anything else is the same in all
 of them, and ``seeds = 5`` means the seeds 0 to 4. A ``quick`` table inside overrides what a quick run makes
@@ -41,7 +41,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """The name of an experiment, what it shows, the measurement that each cell gets, and the cells."""
+    """Name, title, measurement and cells of an experiment."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def load_spec(name: str, *, quick: bool = False, methods: Collection[str] | None
 
 
 def identity(cell: Cell) -> tuple:
-    """Return what tells one cell of an experiment from the others."""
+    """Return the identifying values of a cell."""
     return tuple(sorted((name, repr(value)) for name, value in cell.items()))
 
 

@@ -1,4 +1,4 @@
-"""Records in, Markdown out, and nothing else looked at: every published number passes through here.
+"""Markdown tables as functions of the records; every published number is computed here.
 
 A cell without records is a dash: what was not measured is not filled in.
 """
@@ -52,7 +52,7 @@ RIVALS = ("kcef", "epsilon-kde", "lscde")
 
 
 def label(method: str) -> str:
-    """Return what readers see of a method's name."""
+    """Return the displayed name of a method."""
     return LABELS.get(method, method)
 
 
@@ -201,7 +201,7 @@ def _rival_names() -> tuple[str, ...]:
 
 
 def _rival_cells(here: list[Record], printed: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return what each competitor scored on our halves, and what was printed."""
+    """Return the scores of each competitor on our halves, and the printed ones."""
     pairs = [
         (
             mean_and_spread(good(here, method=method), "nll") + failures(chosen(here, method=method)),

@@ -1,4 +1,4 @@
-"""What the figures show: draws and f of a fit, and draws along the saddle steps from a cold start."""
+"""Data of the figures: draws and f of a fit, and draws along the saddle steps from a cold start."""
 
 from typing import Any
 

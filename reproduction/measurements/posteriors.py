@@ -46,7 +46,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what an estimator is told of the support of the parameters."""
+        """Return the estimator's settings for the support of the parameters."""
         return {} if self.edge is None else {"bounds": (-self.edge, self.edge)}
 
 

@@ -1,4 +1,4 @@
-"""The protocol of the code that was released with the paper, beside which the leak-free one stands."""
+"""The protocol of the code released with the paper, which selects on the test half."""
 
 from functools import partial
 

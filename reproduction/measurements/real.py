@@ -88,7 +88,7 @@ def pit(model: Any, X: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> t
 
 
 def _weights(model: Any) -> Values:
-    """Return what share of the density each candidate has, where several competed."""
+    """Return the weight of each candidate, if several competed."""
     candidates = getattr(model, "candidates_", [])
     return {"weights": {one.name: one.weight for one in candidates}} if len(candidates) > 1 else {}
 

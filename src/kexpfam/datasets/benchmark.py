@@ -23,7 +23,7 @@ class BenchmarkError(ValueError):
 
 
 class BenchmarkNotFoundError(FileNotFoundError):
-    """Raised if a benchmark set has no source; the message says what to install or which file to provide."""
+    """Raised if a benchmark set has no source; the message explains how to provide one."""
 
 
 class Benchmark(NamedTuple):
