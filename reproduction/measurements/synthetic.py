@@ -10,7 +10,7 @@ from kexpfam import datasets
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.judge.diagnosis import sampler_fit
 from kexpfam.judge.metrics import mmd_squared
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.model.kernels import median_distance
 from reproduction.cost import Cost, timed
 from reproduction.methods import DENSITIES, DUALS, SPACES, solver_named, with_solver
@@ -92,7 +92,7 @@ def _facts_of_ours(model: KernelExpFamily, train: np.ndarray, cell: Cell) -> Val
     weights = {"weights": {one.name: one.weight for one in model.candidates_}}
     density = model.density_
     if (
-        not isinstance(density, Density)
+        not isinstance(density, TiltedDensity)
         or density.log_partition is None
         or model.solution_ is None
         or model.selection_ is None

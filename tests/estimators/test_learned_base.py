@@ -7,7 +7,7 @@ import kexpfam
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.stack import Candidate
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
 
 SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300, polish=(0.01,))
@@ -162,7 +162,7 @@ def test_candidates_compete_on_held_out_rows():
     assert sum(one.weight for one in model.candidates_) == pytest.approx(1.0)
     parts = model.density_.parts if isinstance(model.density_, Stack) else (model.density_,)
     assert len(parts) == sum(one.weight > 0.0 for one in model.candidates_)
-    assert (model.solution_ is not None) == any(isinstance(part, Density) for part in parts)
+    assert (model.solution_ is not None) == any(isinstance(part, TiltedDensity) for part in parts)
 
 
 def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
@@ -175,7 +175,7 @@ def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
     law = next(
         part
         for part in (getattr(model.density_, "parts", None) or (model.density_,))
-        if isinstance(part, LawDensity | Density)
+        if isinstance(part, LawDensity | TiltedDensity)
     )
     assert np.isfinite(law.log_density(x)).all()
 
@@ -194,7 +194,7 @@ def test_an_unknown_effort_is_refused():
 def test_few_rows_are_left_to_the_kernel():
     x, y = rows_of(0, 60)
     model = ConditionalKernelExpFamily(random_state=0, search=None).fit(x, y)
-    assert isinstance(model.density_, Density)
+    assert isinstance(model.density_, TiltedDensity)
 
 
 def test_links_know_which_columns_have_heavy_tails(tmp_path):

@@ -11,7 +11,7 @@ from kexpfam.fit.problem import Status
 from kexpfam.judge.calibration import Calibration
 from kexpfam.judge.diagnosis import PASS_ROWS, Diagnosis, Judgement, SamplerFit, judge, sampler_fit
 from kexpfam.judge.stacking import diagnose_stack
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, WeightedDraws
+from kexpfam.model.density import Estimate, Inputs, Sampler, TiltedDensity, WeightedDraws
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport, Identity
@@ -27,12 +27,12 @@ class Fold(AbstractTransport):
         return jnp.abs(noise)
 
 
-def density(sampler: Sampler, slope: float = 0.5) -> Density:
+def density(sampler: Sampler, slope: float = 0.5) -> TiltedDensity:
     """Return N(slope, 1) as a tilted standard normal."""
     plain = Scaling(*(np.full(1, value) for value in (0.0, 1.0, 0.0, 1.0, 1.0)), warped=(False,))
     inputs = Inputs.of(Scaling.plain(np.zeros((1, 0))), np.zeros((1, 0)))
     log_partition = Estimate(tilted_normal_log_partition(slope), 0.0, np.inf)
-    return Density(tilted_normal(slope), sampler, plain, inputs, log_partition, None, None, None)
+    return TiltedDensity(tilted_normal(slope), sampler, plain, inputs, log_partition, None, None, None)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

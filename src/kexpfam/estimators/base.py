@@ -30,7 +30,7 @@ from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
 from kexpfam.estimators.output import FrameOutput
 from kexpfam.estimators.predictive import Predictive
 from kexpfam.estimators.showing import Shown
-from kexpfam.model.density import LARGE_ERROR, Density
+from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.model.precision import double_precision
@@ -169,7 +169,7 @@ class Estimator(FrameOutput, Shown, abc.ABC):
     def _draws(self, density: Any, count: Any, random_state: Seed, refine: Any, *X: np.ndarray) -> np.ndarray:
         """Return plain or refined draws of a density; those of baselines follow their density already."""
         count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
-        if not refine or not isinstance(density, Density):
+        if not refine or not isinstance(density, TiltedDensity):
             return density.sample(count, *X, key=key)
         from kexpfam.integrate.chains import refine as refined  # BlackJAX is slow to import
 
@@ -382,7 +382,7 @@ def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | Non
 def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:
     """Warn if a normaliser is not to be trusted; to be called by ``_fit``."""
     for part in density.parts if isinstance(density, Stack) else (density,):
-        if not isinstance(part, Density):
+        if not isinstance(part, TiltedDensity):
             continue  # cells of a residual have no uncertain normaliser
         if part.log_partition is not None and not part.log_partition.trustworthy:
             message = f"log Z = {part.log_partition}: log densities share an uncertain constant; diagnose() says what to do."

@@ -42,7 +42,7 @@ from kexpfam.fit.select import (
 from kexpfam.integrate.nodes import Integration
 from kexpfam.integrate.partition import METHODS
 from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
@@ -215,7 +215,7 @@ class KernelExpFamily(Streamed, DensityEstimator, AnyGivenAny):
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return the learned f at each row: ``log p - log p0 + log Z``, all in standardised units."""
         X = self._checked_points(X)
-        if not isinstance(self.density_, Density):
+        if not isinstance(self.density_, TiltedDensity):
             raise TypeError(
                 "this density is not a base under a single f: fit with base='gaussian' or 'mixture' to have one."
             )

@@ -43,7 +43,7 @@ from kexpfam.integrate.partition import log_partition
 from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
 from kexpfam.judge.stacking import diagnose_stack
-from kexpfam.model.density import Completion, Density, Inputs
+from kexpfam.model.density import Completion, Inputs, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, MixedDensity, Stack
 from kexpfam.model.kernels import KERNELS
@@ -236,7 +236,7 @@ class KernelModel(TableReader):
         solver: Solver,
         keys: list[Key[Array, ""]],
         listener: Listener | None,
-    ) -> Density:
+    ) -> TiltedDensity:
         """Return the density of the kernel model with these settings."""
         settings, base = selection.settings, selection.base
         part, part_base, proposal = reduced(sample, base, settings.dims, mixture or base)
@@ -329,7 +329,7 @@ class KernelModel(TableReader):
         completion: Completion | None,
         *,
         key: Key[Array, ""],
-    ) -> Density:
+    ) -> TiltedDensity:
         """Return the density of the solution, with its normaliser."""
         tilt, sampler, *_ = solution
         finer, coarse = (
@@ -337,13 +337,13 @@ class KernelModel(TableReader):
         )
         tilt, sampler = on_host(tilt), on_host(sampler)
         if problem.conditional:
-            return Density(
+            return TiltedDensity(
                 tilt, sampler, scaling, inputs, None, finer, coarse if finer.is_grid else None, completion
             )
         data, how = np.asarray(problem.sample.target), self.get_params(deep=False).get("normaliser", "auto")
         options = {"method": how, "settings": problem.integration, "key": key}
         estimate = log_partition(tilt, sampler.reference, data, **options)
-        return Density(
+        return TiltedDensity(
             tilt, sampler, scaling, inputs, estimate, finer if finer.is_grid else None, None, completion
         )
 
@@ -353,7 +353,7 @@ class KernelModel(TableReader):
         if not isinstance(settings, Judgement | None):
             raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
         parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
-        kernel = next((part for part in parts if isinstance(part, Density)), None)
+        kernel = next((part for part in parts if isinstance(part, TiltedDensity)), None)
         judged = None
         if kernel is not None and self._problem is not None and self.solution_ is not None:
             alone, status = kernel is self.density_, self.solution_.status

@@ -43,7 +43,7 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, judge, sampler_fit
 from kexpfam.model import measures
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
@@ -181,7 +181,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
     Attributes
     ----------
-    density_ : Density
+    density_ : TiltedDensity
         The fitted density, independent of how it was fitted.
     solution_ : Solution
         f, and the mixture where chains start.
@@ -236,7 +236,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
         estimate = log_partition(tilt, proposal, points, method=self.normaliser, key=partition_key)
         inputs = Inputs.of(Scaling.plain(nothing), nothing)
-        self.density_ = Density(tilt, sampler, scaling, inputs, estimate, None, None, None)
+        self.density_ = TiltedDensity(tilt, sampler, scaling, inputs, estimate, None, None, None)
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 

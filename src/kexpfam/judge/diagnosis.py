@@ -21,7 +21,7 @@ from kexpfam.judge.calibration import Calibration, JointCalibration
 from kexpfam.judge.certificate import Certificate, certify
 from kexpfam.judge.conformal import Conformal
 from kexpfam.judge.metrics import Distance, mmd_squared, neighbour_log_density
-from kexpfam.model.density import Density, Estimate, WeightedDraws
+from kexpfam.model.density import Estimate, TiltedDensity, WeightedDraws
 
 __all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "plain", "sampler_fit"]
 
@@ -205,7 +205,7 @@ class Diagnosis(AbstractDiagnosis):
 
 def diagnose(
     problem: Problem,
-    density: Density,
+    density: TiltedDensity,
     training: np.ndarray,
     status: Status,
     calibration: Calibration | JointCalibration | None = None,
@@ -256,7 +256,7 @@ def diagnose(
 
 
 def sampler_fit(
-    density: Density,
+    density: TiltedDensity,
     training: np.ndarray,
     count: int,
     *,
@@ -285,7 +285,7 @@ def sampler_fit(
 
 
 def _sampler_mmd(
-    density: Density, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+    density: TiltedDensity, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
 ) -> Distance:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 

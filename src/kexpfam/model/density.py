@@ -224,7 +224,7 @@ class Completion(eqx.Module):
             return np.asarray(_complete(self, values, key))
 
 
-class Density(AbstractDensity):
+class TiltedDensity(AbstractDensity):
     """``p(y | x) = p0(y) exp(f(y | x) - log Z(x))`` with a sampler, in data units.
 
     ``tilt`` and ``sampler`` are in the coordinates that f depends on, in model units; ``completion`` adds the
@@ -322,7 +322,7 @@ class Density(AbstractDensity):
         whole = rows if self.completion is None else self.completion.complete(rows, key=key)
         return self.scaling.to_data(whole).reshape(*draws.shape[:-1], whole.shape[1])
 
-    def given(self, x: np.ndarray) -> "Density":
+    def given(self, x: np.ndarray) -> "TiltedDensity":
         row = x[None]
         nodes = self._nodes()
         error = float(self.partition_errors(row)[0])
@@ -331,7 +331,9 @@ class Density(AbstractDensity):
         with double_precision():
             sampler = jax.tree.map(np.asarray, self.sampler.given(condition))
         empty = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
-        return Density(self.tilt.given(condition), sampler, self.scaling, empty, estimate, nodes, None, None)
+        return TiltedDensity(
+            self.tilt.given(condition), sampler, self.scaling, empty, estimate, nodes, None, None
+        )
 
     def _own(self, z: Rows) -> Float[AnyArray, "n s"]:
         """Return the coordinates that f depends on."""

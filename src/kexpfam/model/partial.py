@@ -13,7 +13,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.model.density import Density, Estimate
+from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, Stack
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 from kexpfam.model.precision import double_precision
@@ -109,7 +109,7 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) 
 
 
 @_completed.register
-def _(density: Density, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
     """Return completions by the base, weighed by what the tilt adds."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)
