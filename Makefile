@@ -1,6 +1,8 @@
 .PHONY: demo test test-slow test-adapters docs screenshots check check-lowest release-check reproduce reproduce-quick clean
 
 BIN := .venv/bin
+# `make test CONSTRAINTS=` installs the newest versions of all dependencies.
+CONSTRAINTS := -c constraints.txt
 
 demo: .venv/.installed
 	mkdir -p demo
@@ -9,9 +11,9 @@ demo: .venv/.installed
 	$(BIN)/kexpfam sample demo/moons.kexpfam -n 1000 -o demo/samples.csv
 	$(BIN)/kexpfam plot demo/moons.kexpfam -o demo/moons.png
 
-# One file per worker at a time: tests of one file share compiled programs. Which files come first is said in tests/conftest.py.
+# One file per worker at a time: tests of one file share compiled programs. tests/conftest.py orders the files.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-# Short tests wait for the compiler longer than for its programs: it is told not to optimise. Slow ones run what users run.
+# Short tests spend most of their time in the compiler, so its optimisations are off. Slow tests run with them.
 QUICK_COMPILER := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
 
 test: .venv/.installed
@@ -20,7 +22,7 @@ test: .venv/.installed
 test-slow: .venv/.installed
 	$(PYTEST) -m slow
 
-# Libraries that the adapters speak to, torch among them, live in an environment of their own; their warnings are not ours.
+# The libraries of the adapters, torch among them, have their own environment; their warnings are not errors.
 test-adapters: .venv-adapters/.installed
 	.venv-adapters/bin/pytest -q -n 2 --dist loadfile -o filterwarnings=default tests_adapters
 
@@ -36,16 +38,16 @@ check: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The pictures of the README; they need a browser.
+# Screenshots for the README; they need a browser.
 screenshots: .venv/.installed
 	$(BIN)/python tools/screenshots.py
 
-# The site, into site/: a warning is an error, and so is a link of a page that leads nowhere.
+# The site, in site/. Warnings and broken links are errors.
 docs: .venv/.installed
 	$(BIN)/sphinx-build -q -W --keep-going -E -b html docs site
 	$(BIN)/python docs/check_links.py site
 
-# The lower bounds of pyproject.toml are installed in an environment of their own, and a short walk is taken there.
+# Install the lower bounds of pyproject.toml in their own environment and run a short program there.
 check-lowest:
 	python3 -m venv .venv-lowest
 	sed -n '/^dependencies = \[/,/^\]/s/^  "\([A-Za-z-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml > .venv-lowest/lowest.txt
@@ -53,7 +55,7 @@ check-lowest:
 	KEXPFAM_CACHE=off .venv-lowest/bin/python tests/smoke.py
 	rm -rf .venv-lowest
 
-# What would be uploaded: a wheel built from the sdist, its metadata checked, installed into an empty environment and tried there.
+# Build a wheel from the sdist, check its metadata, install it in an empty environment and run it there.
 release-check:
 	rm -rf dist .venv-release
 	python3 -m venv .venv-release
@@ -65,20 +67,20 @@ release-check:
 	cd .venv-release && KEXPFAM_CACHE=off empty/bin/python ../tests/smoke.py
 	rm -rf .venv-release
 
-# Every table and figure of the paper, cell by cell; cells that have a record are skipped. Hours, on two cores.
+# Every table and figure of the paper; cells that have a record are skipped. Hours on two cores.
 reproduce: .venv/.installed
 	$(BIN)/kexpfam reproduce all
 
-# The same on small sizes; a cell that fails there is a defect.
+# The same with small sizes; a cell that fails is a defect.
 reproduce-quick: .venv/.installed
 	$(BIN)/kexpfam reproduce all --quick --fresh --quiet | tee reproduction-quick.log
 	grep -q "written\.$$" reproduction-quick.log
 	rm reproduction-quick.log
 
-# The stamp is touched last, so that an installation that broke off is done again.
+# The stamp is touched last, so that an incomplete installation is repeated.
 .venv/.installed: pyproject.toml constraints.txt
 	python3 -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 clean:

@@ -1,9 +1,9 @@
-"""What each part of a learned base does: the whole, one member, one order, no convex polish, no tilt, no learned base.
+"""Ablations of a learned base: all parts, one member, one order, no convex polish, no tilt, no learned base.
 
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
-FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete and of yacht
-given their inputs, and of red wine as a joint density.
+FOLDER has the sets of ``docs/real-tables.md``. NLL is in nats, in the units of that page: of concrete and of
+yacht given their inputs, and of red wine as a joint density.
 """
 
 import sys
@@ -42,7 +42,7 @@ def nll(model, test: np.ndarray, conditional: bool) -> float:
 
 
 def members(model, test: np.ndarray, conditional: bool) -> float:
-    """Return the mean over the members of what each would score alone."""
+    """Return the mean score of the single members."""
     density = model.density_
     targets, X = (test[:, -1:], test[:, :-1]) if conditional else (test, np.zeros((len(test), 0)))
     z, condition = density.scaling.to_model(targets), density.inputs.to_model(X) if conditional else X

@@ -2,8 +2,9 @@
 
     python benchmarks/conditional.py [FOLDER]       # prints and appends a record
 
-FOLDER, or the environment variable KEXPFAM_BENCHMARK_DATA, has ``uci/boston.npz``: ``data``, its last column the target, and
-``test_0``, ``test_1``, ..., the rows that each split leaves out. NLL is in nats, in the target's own units.
+FOLDER, or the environment variable KEXPFAM_BENCHMARK_DATA, has ``uci/boston.npz``: ``data``, its last column
+the target, and ``test_0``, ``test_1``, ..., the rows that each split leaves out. NLL is in nats, in the
+target's own units.
 """
 
 import os
@@ -23,7 +24,7 @@ SPLITS = 3
 
 
 def measured(data: np.ndarray, test: np.ndarray, *, seed: int) -> dict[str, float]:
-    """Return the seconds of a fit to the rows that are not in ``test``, and the mean NLL of those that are."""
+    """Return the seconds of a fit to the rows outside ``test``, and the mean NLL of the rows in it."""
     train = np.setdiff1d(np.arange(len(data)), test)
     start = time.perf_counter()
     model = ConditionalKernelExpFamily(random_state=seed).fit(data[train, :-1], data[train, -1])

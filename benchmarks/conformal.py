@@ -1,10 +1,11 @@
-"""What a conformal repair does to models that are wrong on purpose: coverage before and after, over repeated experiments.
+"""Coverage of deliberately wrong models before and after conformal repair, over repeated experiments.
 
     python benchmarks/conformal.py [REPETITIONS]       # prints and appends one record per model
 
-Targets are skewed and their spread grows. Each repetition fits a model to 200 rows, repairs it with 199 others and counts
-the targets of 200 more that its intervals (regions, for two targets) hold. The count of a repetition is beta-binomial if the
-repair is valid; its band holds 95 % of repetitions, and the mean over all has a band of its own.
+Targets are skewed and their spread grows. Each repetition fits a model to 200 rows, repairs it with 199
+others and counts the targets of 200 more that its intervals (regions, for two targets) hold. The count of a
+repetition is beta-binomial if the repair is valid; its band holds 95 % of repetitions, and the mean over all
+has a band of its own.
 """
 
 import sys
@@ -33,7 +34,8 @@ def rows_of(count: int, targets: int, rng: np.random.Generator) -> tuple[np.ndar
     return x, y[:, 0] if targets == 1 else y
 
 
-# Neighbours so near that there are next to none, for one target and for two, and a fit that is far too smooth.
+# Neighbours so near that there are next to none, for one target and for two, and a fit that is far too
+# smooth.
 MODELS: dict[str, tuple[int, Callable[[], Any]]] = {
     "kernel density, width 0.02": (
         1,

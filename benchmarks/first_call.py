@@ -1,9 +1,10 @@
-"""What a first call costs: import, fit, score and sample in a fresh process, beside what one would use instead.
+"""Time of a first call: import, fit, score and sample in a new process, beside alternative packages.
 
     python benchmarks/first_call.py       # prints a table and appends a record
 
-Every contestant runs in processes of its own, with an empty compilation cache, on the same 500 points of the two moons. The
-contestants take turns, so that a busy moment of the machine hits all of them; the figures are medians over the turns.
+Every contestant runs in processes of its own, with an empty compilation cache, on the same 500 points of the
+two moons. The contestants take turns, so that a busy moment of the machine hits all of them; the figures are
+medians over the turns.
 """
 
 import json
@@ -19,8 +20,11 @@ from ledger import append
 __all__ = ["CONTESTANTS", "main", "measure", "summary", "table"]
 
 REPEATS, ROWS = 3, 500
-# Every script starts its clock before its first import and prints what it found as JSON.
-START = "import time; start = time.perf_counter(); import json, sys; clock = lambda: time.perf_counter() - start\n"
+# Every script starts its clock before its first import and prints its results as JSON.
+START = (
+    "import time; start = time.perf_counter(); import json, sys\n"
+    "clock = lambda: time.perf_counter() - start\n"
+)
 KEXPFAM = """
 import resource
 import numpy as np
@@ -91,7 +95,7 @@ def write_moons(path: Path) -> None:
 
 
 def measure(script: str, data: Path, cache: Path) -> dict[str, float]:
-    """Return what a script prints in a fresh process with an empty compilation cache."""
+    """Return the output of a script in a new process with an empty compilation cache."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-W", "ignore", "-c", START + script, str(data)]
     done = subprocess.run(

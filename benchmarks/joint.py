@@ -1,10 +1,12 @@
-"""Seconds, memory and draws of the default joint fit beside those of its peers, each the first fit of a process of its own.
+"""Time, memory and draws of the default joint fit and of its peers, each the first fit of a new process.
 
-    python benchmarks/joint.py [ROWS ...]         # prints and appends a record; 1,000 and 10,000 rows unless told
-    python benchmarks/joint.py --page             # writes the newest record of each size into docs/real-tables.md
+    python benchmarks/joint.py [ROWS ...]         # prints and appends a record; 1,000 and 10,000 rows unless
+    told python benchmarks/joint.py --page             # writes the newest record of each size into
+    docs/real-tables.md
 
-Ten columns, each a wave of the one before it. Peers that are not installed are left out. ``megabytes`` are those at the peak
-above what was held before the fit; ``sampling_seconds`` the median of five times 5,000 draws after a first one.
+Ten columns, each a wave of the one before it. Peers that are not installed are left out. ``megabytes`` are
+those at the peak above what was held before the fit; ``sampling_seconds`` the median of five times 5,000
+draws after a first one.
 """
 
 import json
@@ -27,7 +29,7 @@ SHOWN = ("seconds", "megabytes", "sampling_seconds", "nll", "nll_error", "truth_
 
 
 def measured(rows: int, method: str) -> dict[str, float]:
-    """Return what one fit costs and how it scores new rows; to be run in a process of its own."""
+    """Return cost and held-out score of one fit; to be run in a new process."""
     from reproduction.measurements import real
 
     real.REPEATS = 5
@@ -39,8 +41,8 @@ def tabled(records: Iterable[str]) -> str:
     """Return the newest record of every size as a table in Markdown, from the lines of the ledger."""
     newest = {record["rows"]: record["methods"] for record in map(json.loads, records)}
     rows = [
-        f"| {count:,} | {method} | {one['seconds']:.0f} | {one['megabytes']:.0f} | {1e3 * one['sampling_seconds']:.0f} "
-        f"| {one['nll']:.2f} |"
+        f"| {count:,} | {method} | {one['seconds']:.0f} | {one['megabytes']:.0f} "
+        f"| {1e3 * one['sampling_seconds']:.0f} | {one['nll']:.2f} |"
         for count, methods in sorted(newest.items())
         for method, one in methods.items()
     ]

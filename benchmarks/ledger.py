@@ -1,4 +1,4 @@
-"""Where the benchmarks keep what they measured: one line of JSON per run, with the commit that it was measured at."""
+"""Records of the benchmarks: one line of JSON per run, with its commit."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def commit() -> str:
 
 
 def append(name: str, record: dict[str, Any]) -> None:
-    """Add a record to those of a benchmark, with the load of the machine: seconds on a busy one say little."""
+    """Append a record to a benchmark, with the load of the machine."""
     RECORDS.mkdir(exist_ok=True)
     with (RECORDS / f"{name}.jsonl").open("a") as stream:
         stream.write(json.dumps(record | {"commit": commit(), "load": round(os.getloadavg()[0], 1)}) + "\n")

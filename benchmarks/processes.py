@@ -1,12 +1,14 @@
-"""What several processes give and take: the result and the throughput of two against one, and what a killed one leaves.
+"""Several processes: results and throughput of two against one, and the state after one is killed.
 
-    python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest difference
-    python benchmarks/processes.py killed 20          # one of two killed at a random moment, and the command given again
-    python benchmarks/processes.py costs              # microseconds per row of each stage, one process and one thread
+    python benchmarks/processes.py shared             # throughput of the row-bound stages, and the largest
+    difference python benchmarks/processes.py killed 20          # one of two killed at a random moment, and
+    the command given again python benchmarks/processes.py costs              # microseconds per row of each
+    stage, one process and one thread
 
-"shared" fits rings with given settings, in one process and in two, with one thread each. The stages are timed where they are
-asked for, with all that processes tell each other; processor seconds are those of the first process, which others on the
-machine disturb less. "costs" are those of rings, 2 columns under 400 centres, and of two learned members of 10 columns.
+"shared" fits rings with given settings, in one process and in two, with one thread each. The stages are timed
+where they are asked for, with all that processes tell each other; processor seconds are those of the first
+process, which others on the machine disturb less. "costs" are those of rings, 2 columns under 400 centres,
+and of two learned members of 10 columns.
 """
 
 import json
@@ -30,7 +32,7 @@ COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 
 
 def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> dict[str, float]:
-    """Return the seconds of each stage in one of several processes, after saving what it fitted."""
+    """Save the fitted model and return the seconds of each stage in one of several processes."""
     from kexpfam import KernelExpFamily
     from kexpfam.data import overview
     from kexpfam.estimators import streaming
@@ -121,11 +123,12 @@ def killed(trials: int) -> dict[str, object]:
     rng = np.random.default_rng(int(time.time()))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        # So many that most of the time is learning, which is what checkpoints are of.
+        # Enough epochs for training, which has checkpoints, to take most of the time.
         a = rng.normal(size=600)
         np.save(place / "rows.npy", np.column_stack([a, np.sin(2.0 * a) + 0.3 * rng.normal(size=600)]))
         base = ["fit", str(place / "rows.npy"), "--base", "chain"]
-        # The launcher gives each of two processes half of the cores; BLAS rounds by the number of its threads.
+        # The launcher gives each of two processes half of the cores; BLAS rounds by the number of its
+        # threads.
         threads = dict.fromkeys(THREADS, str(max(1, (os.cpu_count() or 1) // 2)))
         alone = [*COMMAND, *base, "-o", str(place / "alone")]
         subprocess.run(alone, check=True, capture_output=True, env=os.environ | threads)
@@ -142,7 +145,7 @@ def killed(trials: int) -> dict[str, object]:
 
 
 def trial(place: Path, base: list[str], after: float, lost: int, number: int) -> dict[str, object]:
-    """Return what happened after one process was killed, and after the same command was given again."""
+    """Return the results after one process was killed and after the command was repeated."""
     model, checkpoint = place / f"model{number}", place / f"checkpoint{number}"
     command = [*COMMAND, *base, "--processes", "2", "--checkpoint", str(checkpoint), "-o", str(model)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

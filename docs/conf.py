@@ -40,7 +40,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-# Links between pages are written for a reader of the repository too: the page of the reproduction lies outside of docs.
+# Links between pages are written for a reader of the repository too: the page of the reproduction lies
+# outside of docs.
 MOVED = {"](../reproduction/README.md": "](paper-tables.md"}
 # Where pages that nobody has given a place in the navigation appear.
 OTHERS = "% pages without a place"

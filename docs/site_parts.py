@@ -1,4 +1,4 @@
-"""What the site needs beyond Sphinx: formulas as MathML, which browsers typeset, and the reference of the command line."""
+"""Extensions of the Sphinx site: formulas as MathML, and the reference of the command line."""
 
 import inspect
 import re

@@ -1,8 +1,8 @@
-"""The classifier two-sample test of the simulation-based-inference benchmark, compiled: ten dimensions take minutes this way.
+"""The classifier two-sample test of the simulation-based-inference benchmark, compiled with JAX.
 
-The classifier is that of Lueckmann et al. (2021): scikit-learn's ``MLPClassifier((w, w), max_iter=10000)`` with all else at its
-defaults, which are rectified linear units, Adam, 200 rows per update, and a stop once ten epochs in a row have not lowered the
-training loss by 1e-4. Random numbers and precision differ.
+The classifier is that of Lueckmann et al. (2021): scikit-learn's ``MLPClassifier((w, w), max_iter=10000)``
+with all else at its defaults, which are rectified linear units, Adam, 200 rows per update, and a stop once
+ten epochs in a row have not lowered the training loss by 1e-4. Random numbers and precision differ.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 __all__ = ["FOLDS", "c2st"]
 
 FOLDS, UNITS_PER_DIM, SEED = 5, 10, 1
-# Those of scikit-learn: rows per update, epochs at most, the weight of the squared weights, and the stop rule.
+# Those of scikit-learn: rows per update, epochs at most, the weight of the squared weights, and the stop
+# rule.
 BATCH, MOST_EPOCHS, DECAY, PROGRESS, PATIENCE = 200, 10_000, 1e-4, 1e-4, 10
 RATE, FIRST_MOMENT, SECOND_MOMENT, SMALLEST = 1e-3, 0.9, 0.999, 1e-8
 
@@ -24,7 +25,7 @@ Layers = list[tuple[Float[Array, "a b"], Float[Array, " b"]]]
 
 
 class State(NamedTuple):
-    """A classifier in training: its layers, Adam's moments, updates and epochs so far, and what the stop rule remembers."""
+    """A classifier in training: layers, Adam's moments, updates, epochs, state of early stopping."""
 
     layers: Layers
     first: Layers
@@ -36,7 +37,7 @@ class State(NamedTuple):
 
 
 def c2st(reference: np.ndarray, draws: np.ndarray) -> float:
-    """Return how well a network tells draws from the reference, by cross-validation: 0.5 if it cannot, 1 if it always can."""
+    """Return the cross-validated accuracy of a network that separates draws from the reference: 0.5 to 1."""
     from sklearn.model_selection import KFold
 
     scaled = (np.concatenate([reference, draws]) - reference.mean(0)) / reference.std(0, ddof=1)
@@ -82,7 +83,7 @@ def _start(dim: int, key: Key[Array, ""]) -> State:
 def _epoch(
     state: State, rows: Float[Array, "n d"], is_draw: Float[Array, " n"], key: Key[Array, ""]
 ) -> State:
-    """Return a classifier after a pass over the rows in a random order; the last update has what is left of them."""
+    """Return a classifier after one epoch in random order; the last batch may be smaller."""
     count, batch = len(rows), min(BATCH, len(rows))
     steps = -(-count // batch)
     order = jnp.pad(jr.permutation(key, count), (0, steps * batch - count), constant_values=-1).reshape(

@@ -1,4 +1,4 @@
-"""What a user would try first with scikit-learn alone.
+"""Simple competitors made from scikit-learn.
 
 For p(y | x) a linear model, and a forest with a density of its residuals; for p(x) a mixture of normals.
 """
@@ -20,7 +20,7 @@ MOST_STEPS, HELD_OUT_SHARE = 300, 0.2
 
 
 class LinearGaussian:
-    """A linear mean and normal errors of one variance; nothing in it is random."""
+    """A linear mean and normal errors of one variance."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
@@ -37,7 +37,7 @@ class LinearGaussian:
 
 
 class ForestWithResiduals:
-    """The mean of a random forest, and a kernel density of the residuals of rows that its trees had not seen."""
+    """The mean of a random forest with a kernel density of its out-of-bag residuals."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
@@ -59,13 +59,13 @@ class ForestWithResiduals:
 
 
 class HeldOutMixture:
-    """A mixture of up to 64 normals by scikit-learn, its size and kind of covariance by the likelihood of a held-out fifth."""
+    """A mixture of up to 64 normals by scikit-learn; size and covariance type by held-out likelihood."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
 
     def fit(self, X: np.ndarray) -> "HeldOutMixture":
-        """Choose on a held-out fifth of the rows, and fit what was chosen to all of them."""
+        """Choose the settings on a held-out fifth of the rows, and fit to all rows."""
         mixture = GaussianMixture(max_iter=MOST_STEPS, random_state=self.random_state)
         held_out = ShuffleSplit(1, test_size=HELD_OUT_SHARE, random_state=self.random_state)
         self.mixture_ = GridSearchCV(mixture, MIXTURES, cv=held_out).fit(X).best_estimator_

@@ -1,4 +1,4 @@
-"""What something costs: seconds, processor seconds, and peak memory above the start."""
+"""Cost of a computation: seconds, processor seconds, and peak memory above the start."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ MEGABYTE = 2**20
 
 
 class Cost:
-    """The seconds, the processor's seconds and the peak memory, in megabytes above the start, of what runs inside the ``with``.
+    """Context manager: seconds, processor seconds and peak memory above the start (megabytes) of its body.
 
     Where several processes share a processor its own seconds say more than those of the clock.
     """
@@ -49,7 +49,7 @@ def timed(call: Callable[[], Any], *, repeats: int) -> float:
 
 
 def _give_back() -> None:
-    """Return freed memory to the system, where the C library can: what a process keeps for later would hide the next peak."""
+    """Return freed memory to the system if the C library can; otherwise it would hide the next peak."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

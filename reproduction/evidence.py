@@ -1,8 +1,8 @@
-"""What counts as evidence for a claim: a kind, a criterion that is stated, and a verdict that follows from it.
+"""Evidence for a claim: its kind, a stated criterion, and the verdict that follows from it.
 
-A reading is a function of all records under a criterion; the criterion's text and the comparison share their numbers. A reading
-of too few records is None: nothing is called reproduced because a record or a file exists. What follows "because" in a verdict
-was measured; a guess says "perhaps".
+A reading is a function of all records under a criterion; the criterion's text and the comparison share their
+numbers. A reading of too few records is None: nothing is called reproduced because a record or a file exists.
+What follows "because" in a verdict was measured; a guess says "perhaps".
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The kind of the evidence, when a claim counts as reproduced, and what the records say."""
+    """Kind of the evidence, criterion of a claim, and the finding of the records."""
 
     evidence: str
     criterion: str
@@ -61,12 +61,12 @@ def measured(criterion: str) -> Callable[[Callable[[Records], Finding | None]], 
 
 
 def tested(tolerance: str) -> Reading:
-    """Return the reading of an identity: its test fails where it does not hold, and no record says more than that."""
+    """Return the reading of an identity that a test of this repository checks."""
     return Reading(TESTED, tolerance, lambda records: Finding("–", "tested"))
 
 
 def shown(measure: str, *datasets: str, **wanted: str) -> Reading:
-    """Return the reading of a picture of every set: there is nothing to compare, and no verdict but the reader's."""
+    """Return the reading of a figure of every set, without a verdict."""
 
     def read(records: Records) -> Finding | None:
         found = good(records.get("figures", []), measure=measure, **wanted)
@@ -85,7 +85,7 @@ def because(fact: str) -> str:
 
 
 def perhaps(guess: str) -> str:
-    """Return a reason that nobody has measured."""
+    """Return a reason that is a conjecture, not a measurement."""
     return f"perhaps because {guess}"
 
 

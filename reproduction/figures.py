@@ -19,7 +19,7 @@ __all__ = ["convergence", "draw_all", "growth", "portrait_name", "portraits", "r
 
 
 def portraits(records: list[Record]) -> Figure:
-    """Return the paper's first figure: draws over the training rows above, the learned f below, one column per set."""
+    """Return the paper's first figure: draws and training rows above, f below, one column per set."""
     figure, axes = plt.subplots(
         2, len(records), figsize=(3.6 * len(records), 7.0), squeeze=False, layout="constrained"
     )
@@ -31,7 +31,7 @@ def portraits(records: list[Record]) -> Figure:
         column[0].set(title=record["cell"]["dataset"], xlim=(left, right), ylim=(low, high), aspect="equal")
         side = int(np.sqrt(len(values["f"])))
         f = np.reshape(values["f"], (side, side))
-        # f falls without end where there are no data; the top of its range is what it says about them.
+        # f is unbounded below away from the data; the upper part of its range is informative.
         shown = np.clip(f, np.quantile(f, 0.3), None)
         image = column[1].imshow(
             shown, origin="lower", extent=(left, right, low, high), interpolation="bilinear"

@@ -30,7 +30,7 @@ LIBRARY, OURS, PEERS = "kexpfam.estimators", "reproduction.competitors", "reprod
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """An estimator and the settings in which it differs from its defaults; as a string, the call that makes it."""
+    """An estimator and its non-default settings; as a string, the constructor call."""
 
     estimator: str
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -81,12 +81,12 @@ COSTED: dict[str, Method] = {
     "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
 }
-# Spaces of f besides the Gaussian kernel's at spread-out centres, by what the estimator is told.
+# Settings of spaces of f other than that of the Gaussian kernel at centres.
 SPACES: dict[str, dict[str, Any]] = {
     "matern52": {"kernel": "matern52"},
     "random features": {"space": "random_features"},
 }
-# What readers of a table see. A method that is not here is called there what it is called in the specs.
+# Displayed names of methods; the default is the name in the specs.
 LABELS = {
     "auto": "auto (default)",
     "stacked": "default, with chains",
@@ -119,7 +119,8 @@ def iterate_of_dde(name: str) -> Callable[..., Solver]:
     return make
 
 
-# Every algorithm of the paper on its own: cold start, no polish. Length scale and penalty are selected alike for all.
+# Every algorithm of the paper on its own: cold start, no polish. Length scale and penalty are selected alike
+# for all.
 ALGORITHMS: dict[str, Callable[..., Solver]] = {
     "auto": named("auto"),
     "exact": named("exact"),
@@ -141,17 +142,17 @@ ALGORITHMS: dict[str, Callable[..., Solver]] = {
     "annealed importance sampling": named("annealed"),
     "moment matching": named("moment_matching"),
 }
-# Families of dual distributions, with f as the saddle point leaves it: a polish would hide what the family costs.
+# Families of dual distributions, without a polish, which would hide the approximation error.
 DUALS: dict[str, Callable[..., Solver]] = {
     family: of_the_paper("SinglyDual", family=family)
     for family in ("gaussian", "particles", "mixture", "flow", "dynamics")
 }
-# What is not the paper's, and is measured beside an algorithm that has it: "NAME + warm start", "NAME + polish".
+# Options that are not in the paper: "NAME + warm start", "NAME + polish".
 OPTIONS = {"warm start": "warm_start", "polish": "polish"}
 
 
 def parted(method: str) -> tuple[str, str]:
-    """Return the algorithm and the option that a name such as "dde + polish" stands for; the option of one alone is ""."""
+    """Return algorithm and option of a name such as "dde + polish"; without an option, the option is ""."""
     name, _, option = method.partition(" + ")
     return name, option
 

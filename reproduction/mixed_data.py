@@ -1,4 +1,4 @@
-"""Tables of several kinds of columns whose law is known: a proportion, an angle, a count, a label, an amount, and all."""
+"""Tables with a known law: a proportion, an angle, a count, a label, an amount, and all of them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ MISSING = 0.2
 
 
 class MixedTable(NamedTuple):
-    """The kinds of the columns, draws of rows, and the log density of rows, of which some cells may be missing."""
+    """Kinds of the columns, draws of rows, and the log density of rows with possibly missing cells."""
 
     kinds: dict[int, str]
     draw: Callable[[np.random.Generator, int], Rows]
@@ -134,9 +134,10 @@ TABLES: dict[str, MixedTable] = {
 
 
 def jittered(rows: Rows, table: MixedTable, rng: np.random.Generator) -> Rows:
-    """Return rows as continuous models take them: whole numbers and labels spread over unit cells, zeros over (-1, 0).
+    """Return rows for continuous models: integers and labels jittered over unit cells, zeros over (-1, 0).
 
-    A cell has length one, so that a log density there is, on average over the jitter, at most the log probability.
+    A cell has length one, so that a log density there is, on average over the jitter, at most the log
+    probability.
     """
     spread = rows.copy()
     for column, kind in table.kinds.items():

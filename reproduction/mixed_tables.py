@@ -9,7 +9,7 @@ METHODS = ("auto", "vine", "mixed kde", "spline flow")
 
 
 def mixed(records: list[Record]) -> str:
-    """Return how far each method stays below the true log density, in nats per column, and what ours costs."""
+    """Return the shortfall of each method below the true log density (nats per column), and our cost."""
     rows = []
     for dataset, size in sorted({(record["cell"]["dataset"], record["cell"]["rows"]) for record in records}):
         here = chosen(records, dataset=dataset, rows=size)

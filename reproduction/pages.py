@@ -25,7 +25,7 @@ HEADLINES = {
 }
 # Tables that are made of several experiments.
 OF_ALL = {"standing": saddle_tables.standing}
-# What the page of the reproduction shows of the experiments that are not the paper's; of the others, the table of their name.
+# Tables of the experiments that are not in the paper; the others have the table of their name.
 FULL_TABLES = {
     "uci": real_tables.details,
     "joint": real_tables.details,
@@ -36,76 +36,81 @@ FULL_TABLES = {
     "reach": saddle_tables.reach,
     "arrival": saddle_tables.arrival,
 }
-# What the readers of several tables have to know.
-ALONE = "*DDE alone* is the paper's algorithm from f = 0 and q = p0, without a warm start and without a convex polish."
-FOLDS = "≥: the transport folds space, and the figure is a lower bound."
-PEAK = "MB: the largest peak above the start of a fit; what the process still held from fits before is not in it."
+# Notes shared by several tables.
+ALONE = "*DDE alone* is the paper's algorithm from f = 0 and q = p0, without a warm start or a convex polish."
+FOLDS = "≥: the transport folds space, and the value is a lower bound."
+PEAK = "MB: the largest peak above the start of a fit, without memory still allocated by earlier fits."
 NOTES = {
     "table1": (
-        "Means over training draws, ± their standard error. Every fit starts with no compiled programs, two at a time, one "
-        f"thread each. {ALONE} *auto (default)* solves the convex problem outright, in two dimensions on the same grid as "
-        "*exact*. NLL: mean negative log density of held-out points, nats. MMD²: the paper's distance between draws and "
-        f"held-out points; *refined*: after ten steps of HMC. {FOLDS} {PEAK}"
+        "Means over training draws, ± their standard error. Two fits run at a time, one thread each, with "
+        f"an empty compilation cache. {ALONE} *auto (default)* solves the convex problem directly, in two "
+        "dimensions on the same grid as *exact*. NLL: mean negative log density of held-out points, nats. "
+        "MMD²: the paper's distance between draws and held-out points; *refined*: after ten steps of HMC. "
+        f"{FOLDS} {PEAK}"
     ),
     "table2": (
-        "Mean NLL of the unseen half ± standard deviation over random halves. Everything is standardised and selected by the "
-        "training half; normalisers are exact. The competitors were re-run on the same halves (*re-run*), and stand beside the "
-        f"figures that the paper prints (*printed*). {ALONE} *its protocol*: the released code's, which takes the best of many "
-        "looks at the test half. A star marks targets with so many ties that their likelihood has no bound: there a low figure "
-        "says how narrow the spikes are. *bare ε-KDE*: with a density of 0 where an input has no neighbour. PIT: p-values of "
-        "the sampler's calibration on the unseen half, one per half."
+        "Mean NLL of the held-out half ± standard deviation over random halves. Standardisation and "
+        "selection use the training half; normalisers are exact. The competitors were re-run on the same "
+        f"halves (*re-run*); *printed*: the values of the paper. {ALONE} *its protocol*: that of the "
+        "released code, which selects on the test half. A star marks targets with so many ties that their "
+        "likelihood is unbounded: a low value there measures the width of spikes. *bare ε-KDE*: with a "
+        "density of 0 at inputs without neighbours. PIT: p-values of the sampler's calibration on the "
+        "held-out half, one per half."
     ),
     "larger": "Half of the rows train, the other half tests; targets in units of the training half.",
     "algorithms": (
-        "The same draws and the same selected settings for all; 500 rows. Every solver runs alone, from a cold start and "
-        "without a polish. *+ warm start*: the same from the convex optimum and a law distilled from it. *+ polish*: with the "
-        "f that was found replaced by the convex optimum; *gain of the polish*: what that added to the penalised likelihood, "
-        "which is how far (nats) the solver alone had stayed from the optimum in its space. A dash: the solver has no such "
-        f"option, or nothing was measured. {FOLDS} {PEAK}"
+        "The same draws and the same selected settings for all; 500 rows. Every solver starts cold, without "
+        "a polish. *+ warm start*: started at the convex optimum and a distribution distilled from it. *+ "
+        "polish*: with f replaced by the convex optimum; *gain of the polish*: the increase of the "
+        "penalised likelihood, which is the distance (nats) of the solver alone from the optimum in its "
+        f"space. A dash: the solver has no such option, or there is no record. {FOLDS} {PEAK}"
     ),
-    "duals": "500 rows of the rings; f as the saddle left it.",
+    "duals": "500 rows of the rings; f of the saddle point, without a polish.",
     "cost": (
-        "Given length scale and penalty. Seconds are those of a second fit, with all programs compiled; memory is the peak "
-        "above the start of the first one."
+        "Fixed length scale and penalty. Seconds of a second fit, with all programs compiled; memory is the "
+        "peak above the start of the first one."
     ),
     "rate": "KL(truth ‖ fit) in nats for a potential inside the space; the penalty falls like 1/n.",
     "uci": (
-        "Not the paper's. Mean NLL in the target's own units over standard splits ± its standard error. PIT: on how many of "
-        f"them a Kolmogorov-Smirnov test lets the PIT of the test rows pass for uniform, at 0.01. {PEAK}"
+        "Not in the paper. Mean NLL in the target's units over standard splits ± its standard error. PIT: "
+        "the number of splits on which a Kolmogorov-Smirnov test does not reject uniform PIT values at "
+        f"0.01. {PEAK}"
     ),
     "joint": (
-        "Not the paper's. Mean NLL of the test fifth, in units of the training rows; the chain has units of its own, and 5,000 "
-        f"test rows. {PEAK}"
+        "Not in the paper. Mean NLL of the test fifth, in units of the training rows; the chain has its own "
+        f"units and 5,000 test rows. {PEAK}"
     ),
     "posteriors": (
-        "Not the paper's. How well a network tells 5,000 draws from 5,000 reference draws of the posterior (C2ST, by "
-        "cross-validation), mean over ten observations: 0.5 if it cannot, 1 if it always can."
+        "Not in the paper. Cross-validated accuracy of a network that separates 5,000 draws from 5,000 "
+        "reference draws of the posterior (C2ST), mean over ten observations: 0.5 is best, 1 is worst."
     ),
     "mixed": (
-        "Not the paper's. How far the mean log density of 4,000 unseen rows is below the true one, in nats per column. Ours is "
-        "told the kinds, and in *all* has rows with a fifth of their cells missing; the others have complete rows alone. Vine "
-        "and flow are fitted to jittered data, whose log densities are at most the log probabilities on average; a vine needs "
-        f"two columns. {PEAK}"
+        "Not in the paper. Shortfall of the mean log density of 4,000 held-out rows below the true one, in "
+        "nats per column. Ours has the kinds of the columns, and in *all* rows with a fifth of their cells "
+        "missing; the others use complete rows only. Vine and flow are fitted to jittered data, whose log "
+        f"densities are at most the log probabilities on average; a vine needs two columns. {PEAK}"
     ),
     "spaces": f"500 rows of the two moons. {ALONE}",
     "stationarity": (
-        "‖∇L̂‖² of the dual objective, which has f and ν at their best in closed form, mean over the iterates of L steps. The "
-        "theorem bounds it by a multiple of L^(−1/2), or L^(−1) without noise, for stochastic gradients with steps that "
-        "fall like L^(−1/2). *Algorithm 1*: as printed, such steps. *plain players*: the nested players with plain gradients "
-        "of f and Adam for the networks. *DDE alone*: `solver='dde'`, its schedules over L. *folded*: the share of noise at "
-        "which the last transport turns space over, where the change of variables is no longer the density's."
+        "‖∇L̂‖² of the dual objective, with f and ν optimal in closed form, mean over the iterates of L "
+        "steps. The theorem bounds it by a multiple of L^(−1/2), or L^(−1) without noise, for stochastic "
+        "gradients with steps of order L^(−1/2). *Algorithm 1*: as printed, such steps. *plain players*: "
+        "the nested scheme with plain gradients of f and Adam for the networks. *DDE alone*: "
+        "`solver='dde'`, its schedules over L. *folded*: the share of noise at which the last transport "
+        "reverses orientation, where the change of variables does not give the density."
     ),
     "reach": (
-        "Not the paper's. The chain in twenty dimensions, 5,000 rows; f a sum of functions of any two columns at most two "
-        "apart, in the same 800 random features with the same penalty for every road. NLL: the normaliser by tempered "
-        "sequential Monte Carlo, with its error; a dash where repetitions or draws of the truth contradict it. Fisher "
-        "divergence: half the mean squared distance of the scores; needs no normaliser. *effective*: how many importance "
-        "draws of base and mixture would bear the normaliser of this f. MMD² (with the median distance as length scale) and "
-        "C2ST (a network, on unseen draws; 0.5 is best): plain draws of the sampler beside unseen rows."
+        "Not in the paper. The chain in twenty dimensions, 5,000 rows; f is a sum of functions of pairs of "
+        "columns at most two apart, in the same 800 random features with the same penalty for every method. "
+        "NLL: the normaliser by tempered sequential Monte Carlo, with its error; a dash if repetitions or "
+        "draws of the truth contradict it. Fisher divergence: half the mean squared distance of the scores; "
+        "it needs no normaliser. *effective*: the number of effective importance draws of base and mixture "
+        "for the normaliser of this f. MMD² (length scale: median distance) and C2ST (a network, on held-out "
+        "draws; 0.5 is best): plain draws of the sampler against held-out rows."
     ),
     "arrival": (
-        "500 rows of the two moons, `solver='dde'` as it is. Looked at every 25 updates of f; seconds of one processor from "
-        "the first line of the fit on, with selection and compilation."
+        "500 rows of the two moons, `solver='dde'` with its defaults. Checked every 25 updates of f; seconds "
+        "of one processor from the start of the fit, with selection and compilation."
     ),
 }
 

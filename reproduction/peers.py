@@ -1,4 +1,4 @@
-"""Other people's packages behind the face of ours: what a user would pick instead. The extra ``peers`` has them.
+"""Other packages with the interface of our estimators; the extra ``peers`` installs them.
 
 Each package is imported when its estimator is made, so that no fit is charged for it.
 """
@@ -24,7 +24,7 @@ __all__ = [
     "version_of",
 ]
 
-# The package that a method of the specs stands or falls with.
+# The package that a method of the specs requires.
 PACKAGES = {
     "ngboost": "ngboost",
     "quantile forest": "quantile-forest",
@@ -34,7 +34,8 @@ PACKAGES = {
     "mixed kde": "statsmodels",
 }
 HELD_OUT_SHARE, PATIENCE = 0.1, 50
-# The levels whose quantiles stand for a forest's distribution, and the widths tried, in standard deviations of the target.
+# The levels whose quantiles stand for a forest's distribution, and the widths tried, in standard deviations
+# of the target.
 LEVELS = (np.arange(50) + 0.5) / 50
 WIDTHS = np.geomspace(0.002, 1.0, 28)
 
@@ -44,7 +45,7 @@ class MissingPeerError(Unavailable):
 
 
 def version_of(method: str) -> str:
-    """Return name and version of the package behind a method; nothing for what is the library's own."""
+    """Return name and version of the package of a method; empty for methods of this library."""
     package = PACKAGES.get(method)
     return f"{package} {version(package)}" if package else ""
 
@@ -60,7 +61,8 @@ def imported(module: str) -> Any:
 class NGBoostNormal:
     """NGBoost with its defaults: a normal law of y whose mean and log scale are boosted trees of x.
 
-    A tenth of the rows decides after how many of the 500 rounds to stop; then all rows are fitted with that many.
+    A tenth of the rows decides after how many of the 500 rounds to stop; then all rows are fitted with that
+    many.
     """
 
     def __init__(self, random_state: int | None = None):
@@ -96,8 +98,8 @@ class NGBoostNormal:
 class SmoothedQuantileForest:
     """A quantile regression forest, and a density made of it: normals of one width at 50 of its quantiles.
 
-    The forest has its defaults. It has no density of its own; the width is the one under which the training targets are most
-    likely, each by the quantiles of the trees that have not seen it.
+    The forest has its defaults. It has no density of its own; the width is the one under which the training
+    targets are most likely, each by the quantiles of the trees that have not seen it.
     """
 
     def __init__(self, random_state: int | None = None):
@@ -133,14 +135,14 @@ def _log_mixture(y: np.ndarray, centres: np.ndarray, width: float) -> np.ndarray
 
 
 class KernelVine:
-    """A vine copula of pyvinecopulib: kernel estimates of the margins and of every pair copula, all columns continuous."""
+    """A vine copula of pyvinecopulib: kernel estimates of margins and pair copulas, continuous columns."""
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
         self.package = imported("pyvinecopulib")
 
     def fit(self, X: np.ndarray) -> "KernelVine":
-        """Fit margins, structure and pair copulas; nothing in it is random."""
+        """Fit margins, structure and pair copulas, deterministically."""
         controls = self.package.FitControlsVinecop(family_set=[self.package.BicopFamily.tll])
         self.law_ = self.package.Vinedist.from_data(X, controls)
         return self
@@ -155,10 +157,10 @@ class KernelVine:
 
 
 class MixedKernelDensity:
-    """The kernel density of statsmodels for continuous, ordered and unordered columns, its widths by likelihood.
+    """The kernel density of statsmodels for continuous, ordered and unordered columns, widths by likelihood.
 
-    With more than so many rows the widths are found on parts of that size. An angle is a continuous column here, and a zero
-    among amounts is one value among others.
+    With more than so many rows the widths are found on parts of that size. An angle is a continuous column
+    here, and a zero among amounts is one value among others.
     """
 
     PART_ROWS = 500

@@ -89,7 +89,8 @@ def like_printed(method: str, *datasets: str) -> Reading:
             # One draw has no error: it has to be at the printed figure.
             if found > printed + (SIGMAS * error if np.isfinite(error) else 0.0):
                 behind.append(
-                    f"{key} {found:.2f}, where the exact optimum on the same draws has {1e3 * mean(exact):.2f}"
+                    f"{key} {found:.2f}, where the exact optimum on the same draws has "
+                    f"{1e3 * mean(exact):.2f}"
                 )
         reason = because(f"it is further off: {'; '.join(behind)}")
         return Finding(
@@ -183,7 +184,8 @@ def kernel_density_fails(records: Records) -> Finding | None:
 
 
 @measured(
-    f"at least {COVERED:.0%} of the training rows of every set have a draw nearer than their {NEIGHBOUR}th neighbour"
+    f"at least {COVERED:.0%} of the training rows of every set have a draw nearer than their {NEIGHBOUR}th "
+    "neighbour"
 )
 def covers(records: Records) -> Finding | None:
     """Read how much of the training rows the draws of the doubly dual embedding cover."""
@@ -244,7 +246,7 @@ def near_exact(experiment: str, *solvers: str) -> Reading:
 
 
 def left_to_the_polish(solver: str) -> Reading:
-    """Read how far below the optimum of the penalised likelihood a solver itself ended, before a convex polish."""
+    """Read the distance of a solver from the optimal penalised likelihood, before a convex polish."""
 
     @measured(f"penalised likelihood at most {NEAR} nats below its optimum on every draw")
     def read(records: Records) -> Finding | None:
@@ -274,7 +276,7 @@ def restricted_families(records: Records) -> Finding | None:
 
 
 def rate_of(method: str, expected: float, printed: str) -> Reading:
-    """Read the slope of the error of one estimator; it may be steeper than expected, not flatter, nor so unsure as to be 0."""
+    """Read the slope of the error of one estimator: at least as steep as expected, and different from 0."""
 
     @measured(f"95 % interval of the slope reaches {printed} or below, and not 0")
     def read(records: Records) -> Finding | None:
@@ -291,7 +293,7 @@ def rate_of(method: str, expected: float, printed: str) -> Reading:
 
 
 def above_exact(records: list[Record], method: str) -> str:
-    """Return how far an estimator is above the exact solution on the same largest draws; nothing if they have none."""
+    """Return the excess of an estimator over the exact solution on the same largest draws, if any."""
     most = max(record["cell"]["rows"] for record in records)
     ours, exact = (by_seed(chosen(records, method=which, rows=most), "kl") for which in (method, "exact"))
     added = paired(ours, exact)
@@ -352,7 +354,7 @@ def cheaper(records: Records) -> Finding | None:
 
 
 def of_table2(records: Records, method: str) -> dict[str, dict[int, float]]:
-    """Return the NLL of Table 2 by set and half; nothing unless every set of the paper has some."""
+    """Return the NLL of Table 2 by set and half; empty unless every set of the paper has records."""
     rows = chosen(records.get("table2", []), method=method)
     found = {name: by_seed(chosen(rows, dataset=name), "nll") for name in PAPER["table2"]}
     return found if all(found.values()) else {}
@@ -362,7 +364,8 @@ def table_two(method: str) -> Reading:
     """Read on how many sets a method is at or below the paper's figure."""
 
     @measured(
-        "mean NLL at most a printed standard deviation above the printed mean on all sets; better: below it on most"
+        "mean NLL at most a printed standard deviation above the printed mean on all sets; better: below it "
+        "on most"
     )
     def read(records: Records) -> Finding | None:
         rows = of_table2(records, method)
@@ -372,7 +375,8 @@ def table_two(method: str) -> Reading:
         below = sum(mean(rows[name]) < printed[name][0] for name in rows)
         beyond = [name for name in rows if mean(rows[name]) > sum(printed[name])]
         halves = min(len(values) for values in rows.values())
-        text = f"below on {below} of {len(rows)}, within its standard deviation on {len(rows) - len(beyond)}; {halves} halves"
+        within = len(rows) - len(beyond)
+        text = f"below on {below} of {len(rows)}, within its standard deviation on {within}; {halves} halves"
         verdict = BETTER if 2 * below > len(rows) else REPRODUCED
         return Finding(
             text, unless(not beyond, because(f"it is beyond that on {', '.join(beyond)}"), verdict=verdict)
@@ -382,7 +386,8 @@ def table_two(method: str) -> Reading:
 
 
 @measured(
-    f"below all three by {SIGMAS} standard errors of the paired difference on {AHEAD_ON} sets; better: on more"
+    f"below all three by {SIGMAS} standard errors of the paired difference on {AHEAD_ON} sets; better: on "
+    "more"
 )
 def beats_competitors(records: Records) -> Finding | None:
     """Read on how many sets the default is clearly below each competitor as run here, on the same halves."""
@@ -404,14 +409,15 @@ def beats_competitors(records: Records) -> Finding | None:
 
 @measured(f"at most a printed standard deviation above the printed mean on {PROTOCOL_ON} of 16 sets")
 def released_protocol(records: Records) -> Finding | None:
-    """Read what looking at the test half is worth."""
+    """Read the gain of selection on the test half."""
     looks = good(records.get("table2", []), measure="released_protocol")
     found = {name: [r["values"]["nll"] for r in good(looks, dataset=name)] for name in PAPER["table2"]}
     if not all(found.values()):
         return None
     near = sum(float(np.mean(values)) <= sum(PAPER["table2"][name]["dde"]) for name, values in found.items())
     gained = float(np.mean([record["values"]["last_nll"] - record["values"]["nll"] for record in looks]))
-    text = f"within its standard deviation on {near} of {len(found)}; the chosen look is {gained:.2f} nats below the last"
+    text = f"within its standard deviation on {near} of {len(found)}; the chosen look is "
+    text += f"{gained:.2f} nats below the last"
     reason = perhaps(
         "the published runs had other length scales, rates or numbers of steps, which are not printed"
     )

@@ -1,8 +1,8 @@
-"""Real tables from a folder of the user's, split as the literature splits them; two stand-ins that need no folder.
+"""Real tables from a local folder with the standard splits, and two sets that need no folder.
 
 Nothing is shipped and nothing is downloaded. The folder, which KEXPFAM_TABLES names, has
 
-- ``uci/NAME.npz``: ``data``, its last column the target, and ``test_0``, ``test_1``, ..., the rows that each split leaves out;
+- ``uci/NAME.npz``: ``data``, target last, and ``test_0``, ``test_1``, ..., the test rows of each split;
 - ``density/NAME.npz``: ``data``;
 - ``sbibm/TASK.npz``: ``observations`` and ``reference_posterior``, draws at each of them.
 """
@@ -46,7 +46,7 @@ TEST_PART, SHUFFLE = 5, 0
 
 
 class TableNotFoundError(Unavailable):
-    """A table has no file here; the message says which folder to name and what to put there."""
+    """Raised if a table has no file; the message names the folder and its content."""
 
 
 class Split(NamedTuple):
@@ -94,7 +94,7 @@ def _wave(seed: int) -> Split:
 
 
 def joint_split(name: str, *, dim: int = 10, rows: int = 5000, seed: int = 0) -> Split:
-    """Return a shuffled set, the first fifth for the test, in units of the training rows; the chain in its own units.
+    """Return a shuffled set, the first fifth for testing, standardised by the training rows except the chain.
 
     ``dim``, ``rows`` (for training) and ``seed`` are those of the chain.
     """

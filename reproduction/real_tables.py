@@ -28,15 +28,15 @@ with (Path(__file__).parent / "published.toml").open("rb") as stream:
 
 REGRESSORS = ("auto", "ngboost", "quantile forest", "conditional kde")
 DENSITY_MODELS = ("auto", "sklearn mixture", "spline flow", "vine")
-# Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a value of a column
-# has this share of its rows or more.
+# Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a
+# value of a column has this share of its rows or more.
 FEW_VALUES, MANY_TIES = 0.05, 0.2
 # A PIT that is less probable than this, if it were uniform, is not.
 LEAST_P_VALUE = 0.01
 
 
 def uci(records: list[Record]) -> str:
-    """Return NLL of ours, of the peers on the same splits and as printed; and below it calibration, time and memory."""
+    """Return the table of NLL (ours, peers, printed) and the table of calibration and cost."""
     names = list(next(iter(PUBLISHED["regression"].values())))
     rows, costs = [], []
     for dataset, here in _by_dataset(records):
@@ -62,7 +62,7 @@ def uci(records: list[Record]) -> str:
 
 
 def joint(records: list[Record]) -> str:
-    """Return NLL of ours and of the peers on the same rows; and below it time, memory and speed of sampling."""
+    """Return the table of NLL of ours and of the peers, and the table of time, memory and sampling speed."""
     rows, costs = [], []
     for dataset, here in _by_dataset(records):
         star, texts = _star(here), _likelihoods(here, DENSITY_MODELS, 3)
@@ -117,7 +117,7 @@ def posteriors(records: list[Record]) -> str:
 
 
 def _shares(records: list[Record]) -> str:
-    """Return what candidates the density is made of, in per cent, the largest first; means over records."""
+    """Return the weights of the candidates in per cent, the largest first; means over records."""
     each = [record["values"]["weights"] for record in records if "weights" in record["values"]]
     means = {
         name: float(np.mean([weights.get(name, 0.0) for weights in each]))
@@ -160,7 +160,7 @@ def details(records: list[Record]) -> str:
 
 
 def lowest_in_bold(texts: Sequence[str], values: Sequence[float | None]) -> list[str]:
-    """Return the texts with that of the lowest value in bold; one value alone is not the lowest of anything."""
+    """Return the texts with that of the lowest value in bold if there are at least two."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return list(texts)

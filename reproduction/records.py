@@ -17,7 +17,7 @@ Values = dict[str, Any]
 
 
 class Unavailable(Exception):
-    """What a cell needs is not on this machine: no result, and so no record. The message says what to do."""
+    """Raised if a requirement of a cell is missing here, so that there is no record."""
 
 
 class Ledger:
@@ -34,7 +34,7 @@ class Ledger:
         return [json.loads(line) for line in lines[:-1] if line]
 
     def append(self, record: Record) -> None:
-        """Add one record, after removing what an interruption may have left of the one before."""
+        """Append one record, after removing an incomplete last line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(record, allow_nan=False)
         if self.path.exists():

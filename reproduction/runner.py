@@ -1,4 +1,4 @@
-"""How an experiment is run: its missing cells, in parallel processes of one thread each, each ending in a record."""
+"""Run an experiment: its missing cells in parallel processes of one thread each, one record per cell."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from reproduction.specs import Cell, Spec
 
 __all__ = ["measured", "run"]
 
-# Threads of two processes on two cores would wait for each other, and programs that an earlier run left on disk would make
-# fits look faster than a first one is.
+# Threads of two processes on two cores would wait for each other, and programs that an earlier run left on
+# disk would make fits look faster than a first one is.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -25,9 +25,10 @@ ENVIRONMENT = {
 
 
 def run(spec: Spec, ledger: Ledger, *, jobs: int | None = None, report: Listener | None = None) -> None:
-    """Measure the cells that have no record yet, and append each record as it arrives; warn of what could not be measured here.
+    """Measure the cells without a record and append each record on arrival; warn of missing requirements.
 
-    ``jobs=None`` leaves the number of processes, and where they run, to ``joblib.parallel_config``: a Dask cluster, say.
+    ``jobs=None`` leaves the number of processes, and where they run, to ``joblib.parallel_config``: a Dask
+    cluster, say.
     """
     # Seed by seed, so that a run that is broken off has something of every method.
     todo, total = sorted(ledger.missing(spec), key=lambda cell: cell.get("seed", 0)), len(spec.cells)
@@ -63,7 +64,7 @@ def _environment(wanted: dict[str, str]) -> Iterator[None]:
 
 
 def _measured_if_possible(cell: Cell) -> Record | Unavailable:
-    """Return the record of one cell, or what it lacks; as a value, because an exception would end the other cells."""
+    """Return the record of one cell, or its missing requirement; an exception would end the other cells."""
     try:
         return measured(cell)
     except Unavailable as lack:
@@ -71,7 +72,7 @@ def _measured_if_possible(cell: Cell) -> Record | Unavailable:
 
 
 def measured(cell: Cell) -> Record:
-    """Return the record of one cell; what goes wrong in it is a result, and is kept as one."""
+    """Return the record of one cell; a failure is recorded too."""
     from reproduction.measurements import MEASUREMENTS
 
     record: Record = {"cell": cell, "status": "ok", "warnings": []}

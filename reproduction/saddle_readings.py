@@ -11,12 +11,11 @@ STATIONARITY = -0.5
 
 
 def falls_with_steps(*schemes: str) -> Reading:
-    """Read how the mean squared gradient of the dual objective falls with the number of steps; it may fall faster."""
+    """Read the decay of the mean squared gradient of the dual objective; faster than expected is fine."""
 
     @measured(
-        f"95 % interval of the exponent of the number of steps reaches {STATIONARITY:.1f} or below, and not 0".replace(
-            "-", "−"
-        )
+        "95 % interval of the exponent of the number of steps reaches "
+        f"{STATIONARITY:.1f} or below, and not 0".replace("-", "−")
     )
     def read(records: Records) -> Finding | None:
         found = {

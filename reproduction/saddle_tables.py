@@ -1,4 +1,4 @@
-"""Tables about the saddle point itself: other spaces of f, the convergence theorem, and where no normaliser is in reach."""
+"""Tables about the saddle point: other spaces of f, the convergence theorem, intractable normalisers."""
 
 import numpy as np
 
@@ -23,12 +23,13 @@ __all__ = ["MOST_ERROR", "arrival", "reach", "spaces", "standing", "stationarity
 MOST_ERROR = 0.3
 # The distance of samples by draws that are many enough to tell the exact solution's from others.
 RESOLVED = "mmd_resolved"
-# Nats that count as near, the level of the test of calibration, and one over the true shares of the circles of the rings.
+# Nats that count as near, the level of the test of calibration, and one over the true shares of the circles
+# of the rings.
 NEAR, PIT_LEVEL, CIRCLES = 0.05, 0.01, (9.0, 3.0, 1.8)
 
 
 def standing(records: dict[str, list[Record]]) -> str:
-    """Return where the paper's algorithm stands beside the exact solution: the worst draw of every set, and what it took."""
+    """Return the paper's algorithm against the exact solution: the worst draw of every set, and its cost."""
     return f"{_standing_of_samples(records['table1'])}\n\n{_standing_of_conditionals(records['table2'])}"
 
 
@@ -76,7 +77,7 @@ def _standing_of_samples(records: list[Record]) -> str:
 
 
 def _standing_of_conditionals(records: list[Record]) -> str:
-    """Return how many of the conditional sets are near the exact solution, and on how many the sampler is calibrated."""
+    """Return the counts of conditional sets near the exact solution, and with a calibrated sampler."""
     dde = good(records, method="dde")
     sets = list(dict.fromkeys(record["cell"]["dataset"] for record in dde))
     gaps = {name: gaps_to_exact(chosen(records, dataset=name), "dde") for name in sets}
@@ -151,7 +152,7 @@ def stationarity(records: list[Record]) -> str:
 
 
 def reach(records: list[Record]) -> str:
-    """Return the roads to the same f, base by base: distance from the truth with and without the normaliser, and the price."""
+    """Return the methods for one f, by base: distances from the truth with and without normaliser, cost."""
     rows = []
     for base in dict.fromkeys(record["cell"]["base"] for record in records):
         for method in dict.fromkeys(record["cell"]["method"] for record in chosen(records, base=base)):
@@ -175,7 +176,7 @@ def reach(records: list[Record]) -> str:
 
 
 def arrival(records: list[Record]) -> str:
-    """Return when the saddle point first came within the level of the exact solution, and what the whole run took."""
+    """Return when the saddle point was first within the tolerance, and the cost of the whole run."""
     rows = []
     for record in good(records):
         values = record["values"]
@@ -211,6 +212,6 @@ def _excess(records: list[Record]) -> str:
 
 
 def _normalised(values: dict) -> bool:
-    """Return whether repetitions agree on the normaliser, and draws of the truth do not speak of mass that they have missed."""
+    """Return whether repetitions agree on the normaliser and draws of the truth show no missed mass."""
     error = values.get("log_partition_error", np.inf)
     return error <= MOST_ERROR and values["log_partition_by_truth"] <= values["log_partition"] + MOST_ERROR

@@ -1,8 +1,8 @@
-"""What an experiment is: a TOML file whose tables are multiplied out into cells.
+"""Experiments: TOML files whose tables are expanded to cells.
 
-Each ``[[cells]]`` table is a product: a list stands for one cell per entry, anything else is the same in all of them, and
-``seeds = 5`` means the seeds 0 to 4. A ``quick`` table inside overrides what a quick run makes smaller; ``quick = false``
-leaves the product out of quick runs.
+Each ``[[cells]]`` table is a product: a list stands for one cell per entry, anything else is the same in all
+of them, and ``seeds = 5`` means the seeds 0 to 4. A ``quick`` table inside overrides what a quick run makes
+smaller; ``quick = false`` leaves the product out of quick runs.
 """
 
 import itertools
@@ -41,7 +41,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """The name of an experiment, what it shows, the measurement that each cell gets, and the cells."""
+    """Name, title, measurement and cells of an experiment."""
 
     name: str
     title: str
@@ -49,7 +49,7 @@ class Spec:
 
 
 def load_spec(name: str, *, quick: bool = False, methods: Collection[str] | None = None) -> Spec:
-    """Return the experiment of that name, with fewer and smaller cells if it is to be quick, or with some methods only."""
+    """Return the experiment of that name, with small cells if ``quick``, or with some methods only."""
     with (FOLDER / f"{name}.toml").open("rb") as stream:
         content = tomllib.load(stream)
     products = [_sized(product, quick) for product in content["cells"]]
@@ -60,7 +60,7 @@ def load_spec(name: str, *, quick: bool = False, methods: Collection[str] | None
 
 
 def identity(cell: Cell) -> tuple:
-    """Return what tells one cell of an experiment from the others."""
+    """Return the identifying values of a cell."""
     return tuple(sorted((name, repr(value)) for name, value in cell.items()))
 
 

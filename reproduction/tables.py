@@ -1,4 +1,4 @@
-"""Records in, Markdown out, and nothing else looked at: every published number passes through here.
+"""Markdown tables as functions of the records; every published number is computed here.
 
 A cell without records is a dash: what was not measured is not filled in.
 """
@@ -52,7 +52,7 @@ RIVALS = ("kcef", "epsilon-kde", "lscde")
 
 
 def label(method: str) -> str:
-    """Return what readers see of a method's name."""
+    """Return the displayed name of a method."""
     return LABELS.get(method, method)
 
 
@@ -110,7 +110,7 @@ def _synthetic_row(records: list[Record], dim: int, dataset: str, method: str) -
 
 
 def headline1(records: list[Record]) -> str:
-    """Return the synthetic sets in one row each: likelihood of every method, the samplers' distances, and time."""
+    """Return one row per synthetic set: likelihood of every method, distances of the samplers, and time."""
     methods = (*OURS, "exact", "score matching", "kde", "mixture", "spline flow")
     rows = []
     for dim, dataset in sorted({(record["cell"]["dim"], record["cell"]["dataset"]) for record in records}):
@@ -135,7 +135,7 @@ def headline1(records: list[Record]) -> str:
 
 
 def table2(records: list[Record]) -> str:
-    """Return the table of the benchmark sets: ours, the competitors re-run, and the paper's figures beside each."""
+    """Return the table of the benchmark sets: ours, the competitors re-run, and the printed figures."""
     names: tuple[str, ...] = (
         "data",
         "halves",
@@ -180,7 +180,7 @@ def _benchmark_row(records: list[Record], dataset: str) -> list[str]:
 
 
 def headline2(records: list[Record]) -> str:
-    """Return the benchmark sets in one row each: ours and the competitors on the same halves, beside the printed figures."""
+    """Return one row per benchmark set: ours, the competitors on the same halves, the printed figures."""
     rows = []
     for dataset, printed in PAPER["table2"].items():
         here = chosen(records, dataset=dataset)
@@ -201,7 +201,7 @@ def _rival_names() -> tuple[str, ...]:
 
 
 def _rival_cells(here: list[Record], printed: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return what each competitor scored on our halves, and what was printed."""
+    """Return the scores of each competitor on our halves, and the printed ones."""
     pairs = [
         (
             mean_and_spread(good(here, method=method), "nll") + failures(chosen(here, method=method)),
@@ -265,7 +265,7 @@ def algorithms(records: list[Record]) -> str:
 
 
 def headline_of_solvers(records: list[Record]) -> str:
-    """Return what decides between solvers: how near each comes to the optimum, how good its sampler is, and its price."""
+    """Return the comparison of solvers: distance from the optimum, quality of the sampler, and cost."""
     rows = []
     for name in _algorithms_in(records):
         alone, *_ = _variants(records, name)
@@ -301,7 +301,7 @@ def _gaps(records: list[Record], name: str) -> list[str]:
 
 
 def gaps_to_exact(records: list[Record], method: str) -> list[float]:
-    """Return how far a solver's NLL is above the exact solution's, on each draw of each set that both have."""
+    """Return the excess NLL of a solver over the exact solution, for each draw of each set that both have."""
     draw = lambda record: (record["cell"]["dataset"], record["cell"]["seed"])
     exact = {draw(record): record["values"]["nll"] for record in good(records, method="exact")}
     return [
@@ -335,7 +335,7 @@ def divergence(records: list[Record]) -> str:
 
 
 def duals(records: list[Record]) -> str:
-    """Return the table of dual families: how far each stays from the density of its f, and what f it ends at."""
+    """Return the table of dual families: divergence from the density of its f, and the quality of f."""
     rows = []
     for family in dict.fromkeys(record["cell"]["method"] for record in records):
         mine, seen = good(records, method=family), chosen(records, method=family)
@@ -362,7 +362,7 @@ def _cost_cell(records: list[Record]) -> str:
 
 
 def rate(records: list[Record]) -> str:
-    """Return the mean divergence at each number of rows, and the slope of its logarithm with a 95 % interval."""
+    """Return the mean divergence per number of rows, and the slope of its logarithm with a 95 % interval."""
     sizes = sorted({record["cell"]["rows"] for record in records})
     rows = []
     for method in dict.fromkeys(record["cell"]["method"] for record in records):
@@ -377,7 +377,7 @@ def slope(records: list[Record]) -> tuple[float, float] | None:
 
 
 def power_law(records: list[Record], size: str, value: str) -> tuple[float, float] | None:
-    """Return the exponent of a size with which a value grows, and the half width of its 95 % interval; None for one size."""
+    """Return the growth exponent of a value and the half width of its 95 % interval; None for one size."""
     sizes = np.log([record["cell"][size] for record in records])
     if len(set(sizes)) < 2 or len(sizes) < 3:
         return None
@@ -420,14 +420,14 @@ def most(records: list[Record], name: str) -> str:
 
 
 def mean_and_error(records: list[Record], name: str, digits: int, *, factor: float = 1.0) -> str:
-    """Return the mean of a value over records with its standard error, where there are two records at least."""
+    """Return the mean of a value over records, with its standard error if there are at least two."""
     values = _values(records, name, factor)
     error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
     return mean(records, name, digits, factor=factor) + error
 
 
 def mean_and_spread(records: list[Record], name: str) -> str:
-    """Return the mean of a value over records with its standard deviation, as the paper prints it; one record has none."""
+    """Return the mean of a value over records, with its standard deviation if there are at least two."""
     values = _values(records, name, 1.0)
     return (
         spread((float(np.mean(values)), float(np.std(values)))) if len(values) > 1 else mean(records, name, 2)

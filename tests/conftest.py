@@ -17,7 +17,8 @@ jaxtyping.install_import_hook("kexpfam", "typechecking.checked")
 
 from kexpfam.datasets import two_moons  # noqa: E402
 
-# Traced programs stay alive and are many: looking through them for garbage every so often takes a twentieth of the run.
+# Traced programs stay alive and are many: looking through them for garbage every so often takes a twentieth
+# of the run.
 gc.set_threshold(50_000, 20, 50)
 
 # The oracles are good to far more digits than float32 has.

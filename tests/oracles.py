@@ -47,7 +47,7 @@ def tilted_normal_log_density(slope: float, x: np.ndarray) -> np.ndarray:
 
 
 def log_ratio(mean: float, x: np.ndarray) -> np.ndarray:
-    """Return ``log q / p0`` of q = N(mean, 1) and p0 = N(0, 1): the nu at which the dual of their KL is attained."""
+    """Return ``log q / p0`` of q = N(mean, 1) and p0 = N(0, 1): the optimal nu of the dual of their KL."""
     return mean * x - 0.5 * mean**2
 
 
@@ -79,7 +79,7 @@ def midpoint_grid(low, high, count: int) -> tuple[np.ndarray, float]:
 
 @contextlib.contextmanager
 def with_constants(module, **values):
-    """Give constants of a module other values for a while: tests of one part can make the parts around it cheap."""
+    """Set constants of a module temporarily, so that tests of one part run fast."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
             patch.setattr(module, name, value)

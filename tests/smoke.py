@@ -1,4 +1,4 @@
-"""A short walk through the library: with the lowest versions that pyproject.toml allows, and from a freshly built wheel."""
+"""A short program for the lowest versions of the dependencies and for a newly built wheel."""
 
 import subprocess
 import sys

@@ -29,7 +29,7 @@ def _blocks(page: str) -> list[str]:
 
 
 def _pages_with_blocks() -> list:
-    """Return the front page and every page of the documentation that has Python in it; decisions are history."""
+    """Return the front page and every page of the documentation that has Python code, without decisions."""
     names = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
     slow = lambda name: [pytest.mark.slow] if name in SLOW_PAGES else []
     return [pytest.param(name, marks=slow(name)) for name in names if _blocks(name)]
@@ -89,9 +89,10 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_paths_that_pages_name_are_there():
-    """Names of files and folders of the repository, written as code; of the decisions only those that are in force."""
+    """Paths of the repository that are written as code exist; older decisions are not checked."""
     named = re.compile(
-        r"`((?:src|tests|docs|reproduction|benchmarks)/[\w./-]*|(?:data|model|integrate|fit|judge|paper)/\w+\.py)`"
+        r"`((?:src|tests|docs|reproduction|benchmarks)/[\w./-]*"
+        r"|(?:data|model|integrate|fit|judge|paper)/\w+\.py)`"
     )
     decisions = [path for path in (ROOT / "docs/decisions").glob("*.md") if path.name >= "0008"]
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *decisions]:
@@ -101,6 +102,17 @@ def test_paths_that_pages_name_are_there():
             assert any((root / target).exists() for root in (ROOT, SOURCE / "kexpfam")), (
                 f"{page.name} names {target}"
             )
+
+
+def test_decisions_are_numbered_without_gaps_and_state_their_status():
+    decisions = sorted((ROOT / "docs/decisions").glob("*.md"))
+    assert [page.name[:4] for page in decisions] == [f"{k:04d}" for k in range(1, len(decisions) + 1)]
+    for page in decisions:
+        title, blank, status, *_ = page.read_text().split("\n")
+        assert title.startswith(f"# {page.name[:4]}: ") and not blank, page.name
+        assert re.match(r"\*(In force|Superseded by \[\d{4}\])", status), page.name
+        for other in re.findall(r"\((\d{4}-[\w-]+\.md)\)", page.read_text()):
+            assert (page.parent / other).exists(), f"{page.name} links to {other}"
 
 
 def test_every_registered_name_is_documented():

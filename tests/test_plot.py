@@ -343,7 +343,8 @@ def test_pictures_leave_pyplot_alone(tmp_path):
             "import numpy as np",
             "from kexpfam import plot",
             "from kexpfam.estimators import GaussianMixtureDensity",
-            "model = GaussianMixtureDensity(random_state=0).fit(np.random.default_rng(0).normal(size=(40, 2)))",
+            "data = np.random.default_rng(0).normal(size=(40, 2))",
+            "model = GaussianMixtureDensity(random_state=0).fit(data)",
             "figure = plot.plot_density(model)",
             "figure.savefig(sys.argv[1])",
             "print('matplotlib.pyplot' in sys.modules, matplotlib.get_backend())",
@@ -420,7 +421,8 @@ def test_the_curve_of_a_marginal_is_the_density_of_the_draws(seed):
     draws = rng.exponential(size=20_000)
     (axis,) = plot.plot_marginal(rng.exponential(size=500), draws, name="wait").axes
     x, density = axis.get_lines()[0].get_data()
-    # exp(-|x|), which is the exponential mirrored at 0, smoothed by a normal of half a bar, and five of its standard errors.
+    # exp(-|x|), which is the exponential mirrored at 0, smoothed by a normal of half a bar, and five of its
+    # standard errors.
     s = 0.5 * axis.patches[0].get_width()
     smooth = np.exp(0.5 * s**2) * (np.exp(-x) * norm.cdf(x / s - s) + np.exp(x) * norm.cdf(-x / s - s))
     error = np.sqrt(2.0 * smooth / (len(draws) * 2.0 * np.sqrt(np.pi) * s))

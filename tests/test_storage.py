@@ -28,7 +28,7 @@ from kexpfam.fit.problem import Problem, Solution, Solver, Status
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.fit.select import Selection, Settings, Trial
 from kexpfam.model import kernels
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import Box, Gaussian, JointMixture, Mixture, Nodes
 from kexpfam.model.networks import Free, Identity, Network, Residual
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, RandomFeatures
@@ -136,12 +136,12 @@ def example_scaling():
     return Scaling(np.zeros(2), np.ones(2), np.zeros(2), np.ones(2), np.array([0.5, 1.0]), (False, True))
 
 
-def example_density() -> Density:
+def example_density() -> TiltedDensity:
     space, scaling = example_space(), example_scaling()
     tilt = Tilt(space, np.linspace(-1.0, 1.0, space.size), example_mixture())
     inputs = Inputs(Scaling.plain(np.arange(4.0)[:, None]), np.array([-1.0]), np.array([1.0]))
     nodes = Nodes(np.ones((3, 2)), np.zeros(3), ())
-    return Density(tilt, example_sampler(), scaling, inputs, None, nodes, None, None)
+    return TiltedDensity(tilt, example_sampler(), scaling, inputs, None, nodes, None, None)
 
 
 def example_problem() -> Problem:

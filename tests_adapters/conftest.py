@@ -1,4 +1,4 @@
-"""Models that every library is tried with. Run by ``make test-adapters``, in an environment with all of them."""
+"""Models for the tests of all adapters, run by ``make test-adapters`` in their own environment."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ DRAWS = 1000
 
 
 def errors_apart(chain, independent):
-    """Return the differences of the columns' means, in standard errors; the chain's draws count by their autocorrelation."""
+    """Return the differences of column means in standard errors, with the chain's effective sample size."""
     effective = np.array(
         [numpyro.diagnostics.effective_sample_size(chain[None, :, j]) for j in range(chain.shape[1])]
     )
@@ -53,7 +53,7 @@ def test_nuts_with_the_density_as_its_prior_alone_draws_from_it(joint):
 
 
 def test_nuts_with_the_density_as_prior_has_the_posterior_of_importance_weights(joint):
-    """The observation of the first coordinate, with noise: posterior means by weights of prior draws as the oracle."""
+    """A noisy observation of the first coordinate; the oracle is importance weighting of prior draws."""
     observed, noise = 0.8, 0.4
 
     def model():

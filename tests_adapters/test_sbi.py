@@ -1,4 +1,4 @@
-"""sbi: the posterior of a simulator against its closed form, sbi's calibration of it, gradients and the mode."""
+"""sbi: the posterior of a simulator against its closed form, its calibration, gradients and mode."""
 
 import numpy as np
 import pytest
@@ -125,7 +125,7 @@ def test_the_mode_is_found_by_sbis_own_ascent(found):
 
 
 def test_a_bounded_prior_and_a_bounded_model(prior):
-    """With bounds in the model nothing leaks out of the prior: sbi's correction factor is 1."""
+    """With bounds in the model no draw is outside the prior: sbi's correction factor is 1."""
     torch.manual_seed(0)
     box = BoxUniform(torch.zeros(2), torch.ones(2))
     theta = box.sample((500,))

@@ -15,7 +15,7 @@ from PIL import Image
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
-# Few colours and few pixels: what a README shows need not be more.
+# Few colours and pixels suffice for a README.
 COLOURS, WIDTH = 160, 880
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def cells(page: Path) -> None:
-    """Write the report of a measurement of cell nuclei given three others; a fifth of the rows is held out."""
+    """Write the report of one measurement of cell nuclei given three others, with a held-out fifth."""
     from sklearn.datasets import load_breast_cancer
 
     table = load_breast_cancer(as_frame=True).frame
@@ -56,7 +56,7 @@ def wine() -> object:
 
 
 def shot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
-    """Return what a browser window of this size shows."""
+    """Return a screenshot of a browser window of this size."""
     file = page.with_suffix(".png")
     options = [
         "--headless",

@@ -1,4 +1,4 @@
-"""What is measured in a cell: each measurement gets the cell and returns named values."""
+"""Measurements: functions of a cell that return named values."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""When the saddle point first comes as near to the exact solution as was asked for: its steps and processor time until then."""
+"""Steps and processor time until the saddle point is first within a tolerance of the exact solution."""
 
 import time
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ class Watched(Solver):
 
 
 def arrival(cell: Cell) -> Values:
-    """Return the first look at which f is within the level, from the first line of the fit on, compilation included."""
+    """Return the first check at which f is within the tolerance; time includes compilation."""
     truth, seed = synthetic(cell["dataset"], 2), cell["seed"]
     train = truth.sample(cell["rows"], random_state=seed)
     test = truth.sample(TEST_ROWS[cell["dataset"]], random_state=1000 + seed)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kexpfam import datasets
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from reproduction.cost import Cost
 from reproduction.methods import CONDITIONALS
 from reproduction.records import Values
@@ -49,7 +49,7 @@ def _calibration(model: Any, test: np.ndarray) -> Values:
 
 def _facts_of_the_solver(model: Any, diagnosis: Diagnosis) -> Values:
     """Return what is known of a kernel model alone; where other candidates share the density, their weights."""
-    if not isinstance(model.density_, Density):
+    if not isinstance(model.density_, TiltedDensity):
         return {"weights": {one.name: one.weight for one in model.candidates_}}
     return {
         "status": diagnosis.kernel_status,
@@ -60,7 +60,7 @@ def _facts_of_the_solver(model: Any, diagnosis: Diagnosis) -> Values:
 
 
 def halves(name: str, split: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a random half of a set and the other one, features and then the target, both in units of the first."""
+    """Return two random halves of a set, features and target last, standardised by the first half."""
     data = datasets.load_benchmark(name)
     rows = np.column_stack([data.features, data.target]).astype(float)
     order = np.random.default_rng(split).permutation(len(rows))

@@ -24,7 +24,8 @@ from reproduction.specs import Cell
 
 __all__ = ["RATED", "cost", "rate"]
 
-# The truth of the rate experiment: a normal law tilted by a function with these centres and weights in the Gaussian RKHS.
+# The truth of the rate experiment: a normal law tilted by a function with these centres and weights in the
+# Gaussian RKHS.
 TRUE_CENTRES, TRUE_WEIGHTS, TRUE_LENGTHSCALE = (-2.0, -1.0, 0.0, 1.0, 2.0), (2.0, -3.0, 3.0, -3.0, 2.5), 0.7
 EDGE, GRID_CELLS = 6.0, 4000
 # The penalty falls like 1 / n: the theorem's rate for a kernel whose spectrum falls faster than any power.
@@ -32,7 +33,7 @@ PENALTY_TIMES_ROWS, SCORE_PENALTY, MOST_CENTRES = 0.1, 1e-3, 200
 
 
 def cost(cell: Cell) -> Values:
-    """Return the peak memory of a fit with given settings, its seconds, and those of a second one, with programs compiled."""
+    """Return peak memory and seconds of a fit with fixed settings, and seconds of a compiled fit."""
     train = datasets.grid(cell["dim"]).sample(cell["rows"], random_state=cell["seed"])
     jax.clear_caches()
     costs = []
@@ -83,7 +84,7 @@ def _solved(solver: Solver) -> Callable[[np.ndarray, jax.Array], Tilt]:
 
 
 def _score_matched(x: np.ndarray, key: jax.Array) -> Tilt:
-    """Return the score-matching solution in the same space, with its penalty falling like n^(-1/3), as its theory asks."""
+    """Return the score-matching solution in the same space, with a penalty of order n^(-1/3) (its theory)."""
     base, kernel = _problem(x).base, GaussianKernel(TRUE_LENGTHSCALE)
     basis, scores = Basis.of_derivatives(kernel, _centres(x)), np.asarray(base_scores(base, x))
     weights = basis.weights(

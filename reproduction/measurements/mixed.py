@@ -1,4 +1,4 @@
-"""Tables of several kinds of columns whose law is known: how far the log density of unseen rows is below the true one."""
+"""Tables of several column kinds with a known law: mean shortfall of the held-out log density."""
 
 from typing import Any
 
@@ -20,9 +20,10 @@ TEST_SEED = 1_000
 
 
 def mixed(cell: Cell) -> Values:
-    """Return the mean shortfall of the log density below the truth, per column, with its standard error, and the cost.
+    """Return the mean shortfall of the log density per column, its standard error, and the cost.
 
-    Ours is told the kinds and keeps rows with missing cells; the others have complete rows alone, in training and test.
+    Ours is told the kinds and keeps rows with missing cells; the others have complete rows alone, in training
+    and test.
     """
     table, rng = TABLES[cell["dataset"]], np.random.default_rng(cell["seed"])
     train, test = table.draw(rng, cell["rows"]), table.draw(np.random.default_rng(TEST_SEED), TEST_ROWS)
@@ -32,7 +33,8 @@ def mixed(cell: Cell) -> Values:
     jax.clear_caches()
     with Cost() as cost:
         found, extra = scores(cell, table, train, test)
-    # One row of density 0 makes the mean infinite, which no record can hold: the others are averaged, and such rows counted.
+    # One row of density 0 makes the mean infinite, which no record can hold: the others are averaged, and
+    # such rows counted.
     possible = np.isfinite(found)
     if not np.any(possible):
         raise Unavailable(f"{cell['method']} has no finite log density on any row of {cell['dataset']}.")

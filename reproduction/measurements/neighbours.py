@@ -1,6 +1,7 @@
-"""The epsilon-KDE as its published figures seem to have been made: with a density of 0 where an input has no neighbour.
+"""The epsilon-KDE with a density of 0 at inputs without neighbours, as in its published figures.
 
-That is no density, so the library's ``NeighbourDensity`` falls back on the nearest input; the two stand side by side.
+That is no density, so the library's ``NeighbourDensity`` falls back on the nearest input; the two stand side
+by side.
 """
 
 import numpy as np
@@ -13,12 +14,13 @@ from reproduction.specs import Cell
 
 __all__ = ["bare_neighbours"]
 
-# Candidates of radius and width, and what is added to a density before its logarithm is taken: about 36 nats for none.
+# Candidates of radius and width, and what is added to a density before its logarithm is taken: about 36 nats
+# for none.
 CANDIDATES, FLOOR = np.logspace(-1.5, 1.5, 9), np.finfo(float).eps
 
 
 def bare_neighbours(cell: Cell) -> Values:
-    """Return the NLL of the unseen half, radius and width chosen by 5-fold cross-validation of the same score."""
+    """Return the NLL of the held-out half; radius and width by 5-fold cross-validation of the NLL."""
     train, test = halves(cell["dataset"], cell["seed"])
     x, y, fold = train[:, :-1], train[:, -1:], deal(len(train), np.random.default_rng(cell["seed"]))
     near, apart = cdist(x, x), fold[:, None] != fold

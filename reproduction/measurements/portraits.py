@@ -1,4 +1,4 @@
-"""What the figures show: draws and f of a fit, and draws along the saddle steps from a cold start."""
+"""Data of the figures: draws and f of a fit, and draws along the saddle steps from a cold start."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def portrait(cell: Cell) -> Values:
 
 
 def convergence(cell: Cell) -> Values:
-    """Return draws of the sampler at the wanted steps of the saddle point, from f = 0 and the base measure."""
+    """Return draws of the sampler at the given steps of the saddle point, starting at f = 0 and the base."""
     train = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
     solver = DDE(steps=max(cell["steps"]), snapshots=True)
     with Cost() as cost:

@@ -1,7 +1,7 @@
-"""Posteriors of simulators: four tasks of the simulation-based-inference benchmark (Lueckmann et al. 2021), and its C2ST.
+"""Posteriors of four tasks of the simulation-based-inference benchmark (Lueckmann et al. 2021) and its C2ST.
 
-A density of the parameters given the simulated data is fitted to pairs, and its draws at each observation are told apart from
-reference draws of the posterior, if they can be.
+A density of the parameters given the simulated data is fitted to pairs, and its draws at each observation are
+told apart from reference draws of the posterior, if they can be.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ __all__ = ["TASKS", "Task", "posterior", "references"]
 
 # Variance of the prior and of the noise of the linear tasks.
 LINEAR_VARIANCE = 0.1
-# The crescent of the two moons: its radius, how much that varies, and its shift; and the two widths of the mixture.
+# The crescent of the two moons: its radius, how much that varies, and its shift; and the two widths of the
+# mixture.
 RADIUS, RADIUS_SPREAD, SHIFT, WIDE, NARROW = 0.1, 0.01, 0.25, 1.0, 0.1
 REPEATS = 3
 
@@ -31,7 +32,7 @@ Simulator = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A prior and a simulator; ``edge`` is where a uniform prior on a cube around 0 ends, and None for a normal one."""
+    """A prior and a simulator; ``edge`` is the bound of a uniform prior on a cube around 0, else None."""
 
     dims: int
     simulate: Simulator
@@ -45,7 +46,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what an estimator is told of the support of the parameters."""
+        """Return the estimator's settings for the support of the parameters."""
         return {} if self.edge is None else {"bounds": (-self.edge, self.edge)}
 
 
@@ -79,7 +80,7 @@ TASKS = {
 
 
 def posterior(cell: Cell) -> Values:
-    """Return the mean C2ST over observations, and how many draws leave the prior's support; time and memory of the fit."""
+    """Return the mean C2ST over observations, the draws outside the prior, and the cost of the fit."""
     task, rng = TASKS[cell["dataset"]], np.random.default_rng(cell["seed"])
     theta = task.prior(cell["rows"], rng)
     x = task.simulate(theta, rng)

@@ -1,4 +1,4 @@
-"""The protocol of the code that was released with the paper, beside which the leak-free one stands."""
+"""The protocol of the code released with the paper, which selects on the test half."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ TEST_DRAWS, STEPS_BETWEEN_LOOKS = 1000, 50
 
 
 def released_protocol(cell: Cell) -> Values:
-    """Return the lowest of many looks at the test half along an unpenalised run with the median rule's length scales.
+    """Return the lowest test NLL along an unpenalised run with the length scales of the median rule.
 
     The normaliser of each look is estimated from 1,000 draws of a normal law fitted to the *test* targets.
     """

@@ -1,7 +1,7 @@
-"""A density of twenty columns that all matter, whose normaliser no grid and no importance draws can reach; its law is known.
+"""A known density of twenty relevant columns, beyond the reach of grids and importance sampling.
 
-f is a sum of functions of every two columns at most two apart (random features of that kernel), the same space for every
-method: only how they come to f differs.
+f is a sum of functions of every two columns at most two apart (random features of that kernel), the same
+space for every method: only how they come to f differs.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ SMC = Integration(smc_particles=1024, smc_stages=80, smc_repeats=4)
 
 
 class Law(NamedTuple):
-    """Rows to learn from and to be judged by, in units of the former, and the true log density in these units."""
+    """Training and test rows, standardised by the training rows, and the true log density in these units."""
 
     train: Float[np.ndarray, "n d"]
     test: Float[np.ndarray, "m d"]
@@ -56,7 +56,7 @@ class Law(NamedTuple):
 
 
 def reach(cell: Cell) -> Values:
-    """Return how near the density that one road leads to is to the truth, with and without its normaliser, and the cost."""
+    """Return distances of one method's density from the truth, with and without normaliser, and the cost."""
     law = _law(cell)
     problem = _problem(cell, law)
     solve_key, smc_key, draw_key, node_key = jr.split(jr.key(cell["seed"]), 4)
@@ -112,7 +112,7 @@ def _problem(cell: Cell, law: Law) -> Problem:
 
 
 def near_pairs(dim: int, *, seed: int) -> Float[np.ndarray, "r d"]:
-    """Return frequencies of the sum of Gaussian kernels of every two columns that are at most ``APART`` apart."""
+    """Return frequencies of a sum of Gaussian kernels, one per pair of columns at most ``APART`` apart."""
     rng = np.random.default_rng(seed)
     pairs = [(i, j) for i in range(dim) for j in range(i + 1, min(dim, i + 1 + APART))]
     frequencies = np.zeros((FREQUENCIES, dim))
@@ -122,7 +122,7 @@ def near_pairs(dim: int, *, seed: int) -> Float[np.ndarray, "r d"]:
 
 
 class Arrival(NamedTuple):
-    """Where a road leads: f, a sampler if there is one, why it ended, and of a saddle point the KL(q || p0) that nu sees."""
+    """Result of a method: f, sampler (if any), status, and nu's estimate of KL(q || p0)."""
 
     tilt: Tilt
     sampler: Sampler | None
@@ -148,7 +148,10 @@ def _by(solver: Solver) -> Road:
 
 
 def score_matched(problem: Problem, key: Any) -> Arrival:
-    r"""Return the minimiser of :math:`E[\frac12 |\nabla f|^2 + \Delta f + \nabla f \cdot \nabla \log p_0] + \frac\eta2 |f|^2`.
+    r"""Return the score-matching solution.
+
+    It minimises
+    :math:`E[\frac12 |\nabla f|^2 + \Delta f + \nabla f \cdot \nabla \log p_0] + \frac\eta2 |f|^2`.
 
     In the same space, with the same penalty; there is no sampler.
     """
@@ -197,7 +200,7 @@ def _fisher_divergence(law: Law, tilt: Tilt) -> float:
 
 
 def _likelihood(law: Law, tilt: Tilt, key: Any) -> Values:
-    """Return the mean NLL of the test rows with its error, and a second log Z from draws of the truth, to check the first."""
+    """Return the mean test NLL with its error, and a second log Z from draws of the truth as a check."""
     with double_precision():
         truth = np.asarray(jax.vmap(law.log_density)(jnp.asarray(law.test)))
         found = by_smc(tilt, settings=SMC, key=key)
@@ -218,7 +221,7 @@ def _likelihood(law: Law, tilt: Tilt, key: Any) -> Values:
 
 
 def told_apart(rows: np.ndarray, draws: np.ndarray) -> float:
-    """Return how often a network tells unseen draws from unseen rows after half of both: 0.5 if it cannot."""
+    """Return the accuracy of a network that separates held-out draws from held-out rows: 0.5 to 1."""
     from sklearn.neural_network import MLPClassifier
 
     half = len(rows) // 2

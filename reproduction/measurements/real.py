@@ -1,4 +1,4 @@
-"""Real tables: regressions on their standard splits, and joint densities; likelihood, calibration, time and memory."""
+"""Real tables: regressions on standard splits and joint densities; likelihood, calibration and cost."""
 
 from typing import Any
 
@@ -16,13 +16,14 @@ from reproduction.specs import Cell
 __all__ = ["joint", "likelihood", "pit", "regression"]
 
 DRAWS, REPEATS = 5000, 3
-# A target with fewer distinct values than this share of its rows has its PIT spread over the steps between them.
+# A target with fewer distinct values than this share of its rows has its PIT spread over the steps between
+# them.
 DISCRETE_SHARE = 0.5
 COVERAGE = 0.9
 
 
 def regression(cell: Cell) -> Values:
-    """Return likelihood, calibration, time and memory of one estimator on one standard split, in the target's own units."""
+    """Return likelihood, calibration and cost of one estimator on one split, in the target's units."""
     split = real_data.regression_split(cell["dataset"], cell["seed"])
     model = CONDITIONALS[cell["method"]](cell["seed"])
     jax.clear_caches()  # so that every fit pays for its own compilation, whichever cells ran before it
@@ -40,7 +41,7 @@ def regression(cell: Cell) -> Values:
 
 
 def joint(cell: Cell) -> Values:
-    """Return likelihood, time and memory of one estimator of a joint density, and the largest share of one value in a column.
+    """Return likelihood and cost of one joint estimator, and the largest share of one value in a column.
 
     Of our default, the verdict of its diagnosis too.
     """
@@ -64,7 +65,7 @@ def joint(cell: Cell) -> Values:
 
 
 def likelihood(scores: np.ndarray) -> Values:
-    """Return the mean NLL of test rows and its standard error, over the possible ones; and how many have a density of 0.
+    """Return the mean NLL of rows of positive density, its standard error, and the count of other rows.
 
     One such row makes the mean infinite, which no record can hold.
     """
@@ -87,7 +88,7 @@ def pit(model: Any, X: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> t
 
 
 def _weights(model: Any) -> Values:
-    """Return what share of the density each candidate has, where several competed."""
+    """Return the weight of each candidate, if several competed."""
     candidates = getattr(model, "candidates_", [])
     return {"weights": {one.name: one.weight for one in candidates}} if len(candidates) > 1 else {}
 

@@ -1,11 +1,11 @@
-r"""How near to a stationary point of the dual objective the iterates of the saddle point are (Theorem 5 of the paper).
+r"""Squared gradients of the dual objective at the iterates of the saddle point (Theorem 5 of the paper).
 
 With f and nu at their best the saddle function of a transport g is
 
 .. math:: \hat L(g) = \frac{1}{2 \eta} \|\hat\mu - \mu_{g_\# \xi}\|_H^2 + KL(g_\# \xi \,\|\, p_0),
 
-and the theorem bounds the mean of :math:`\|\nabla \hat L\|^2` over the iterates of L steps of a size that falls like
-:math:`1 / \sqrt L`.
+and the theorem bounds the mean of :math:`\|\nabla \hat L\|^2` over the iterates of L steps of a size that
+falls like :math:`1 / \sqrt L`.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ BATCHES, DRAWS, LOOKS = 8, 1024, 20
 
 
 def printed(steps: int) -> FunctionalAscent:
-    """Return Algorithm 1 with a step size of the transport that is constant and falls like one over the root of the steps."""
+    """Return Algorithm 1 with a constant step size of the transport, proportional to steps^(-1/2)."""
     settings: dict[str, Any] = {
         "rate": 0.5,
         "nu_speed": 1.0,
@@ -54,7 +54,7 @@ def printed(steps: int) -> FunctionalAscent:
 
 
 def plain(steps: int) -> DoublyDual:
-    """Return the nested players with plain gradients of f, all rates constant, the transport's falling likewise."""
+    """Return the nested players with plain gradients of f, constant rates, and the same transport step."""
     return DoublyDual.plain(transport_rate=5e-3 / np.sqrt(steps), horizon=np.inf)
 
 
@@ -62,7 +62,7 @@ SCHEMES: dict[str, Callable[[int], Any]] = {"Algorithm 1": printed, "plain playe
 
 
 def stationarity(cell: Cell) -> Values:
-    """Return the mean of the squared gradient of the dual objective over the iterates of a run, at its start and at its end."""
+    """Return mean squared gradients of the dual objective over the iterates, at the start and the end."""
     scheme, steps, (init_key, run_key, look_key) = (
         SCHEMES[cell["method"]],
         cell["steps"],
@@ -92,7 +92,7 @@ def stationarity(cell: Cell) -> Values:
 
 
 def _problem(cell: Cell) -> SaddleProblem:
-    """Return two moons, standardised, with a kernel and a penalty for which f at its best is a function of moderate size."""
+    """Return standardised two moons, with kernel and penalty for which the optimal f has moderate size."""
     rows = synthetic(cell["dataset"], 2).sample(cell["rows"], random_state=cell["seed"])
     rows = (rows - rows.mean(0)) / rows.std(0)
     base = Gaussian.fitted(rows)
@@ -112,7 +112,7 @@ def _space(problem: SaddleProblem) -> FeatureSpace:
 def dual_objective(
     problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]
 ) -> Float[Array, ""]:
-    """Return an unbiased estimate of the dual objective: f and nu at their best, for a transport that does not fold space."""
+    """Return an estimate of the dual objective, maximal over f and nu, if the transport is injective."""
     noise = problem.reference.sample(DRAWS, key=key)
     features = _space(problem).target.features
     moved, log_volume = _with_log_volume(transport, noise)
@@ -129,7 +129,7 @@ def dual_objective(
 def squared_gradient(
     problem: SaddleProblem, transport: AbstractTransport, *, key: Key[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the squared norm of the dual objective's gradient, by products of different batches: its noise is not in it."""
+    """Return an unbiased squared norm of the dual objective's gradient, by products of different batches."""
     gradient = eqx.filter_grad(lambda transport, key: dual_objective(problem, transport, key=key))
     flat = lambda key: ravel_pytree(gradient(transport, key))[0]
     rows = jax.lax.map(flat, jr.split(key, BATCHES))

@@ -10,7 +10,7 @@ from kexpfam import datasets
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.judge.measure import sampler_fit
 from kexpfam.judge.metrics import mmd_squared
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.model.kernels import median_distance
 from reproduction.cost import Cost, timed
 from reproduction.methods import DENSITIES, DUALS, SPACES, solver_named, with_solver
@@ -21,14 +21,15 @@ __all__ = ["algorithm", "density", "dual", "ring_shares", "space", "synthetic"]
 
 TEST_ROWS = {"two-moons": 5000, "rings": 5000, "grid": 1500}
 DRAWS, JUDGED_DRAWS, REFINING_STEPS = 5000, 4000, 10
-# Draws of the model and rows of the truth that tell differences of 1e-4 in MMD^2 apart, which the test rows do not.
+# Draws of the model and rows of the truth that tell differences of 1e-4 in MMD^2 apart, which the test rows
+# do not.
 MANY_DRAWS = 10_000
 # The paper's distance has exp(-gamma |x - x'|^2) with gamma = 0.5 / (0.1 median^2).
 MMD_SCALE = np.sqrt(0.1)
 
 
 def density(cell: Cell) -> Values:
-    """Return likelihood, distance of samples, time and memory of one estimator on one draw of a synthetic set."""
+    """Return likelihood, distance of samples and cost of one estimator on one draw of a synthetic set."""
     return _measured(DENSITIES[cell["method"]](cell["seed"]), cell)
 
 
@@ -87,14 +88,14 @@ def _measured(model: Any, cell: Cell) -> Values:
 
 
 def _facts_of_ours(model: KernelExpFamily, train: np.ndarray, cell: Cell) -> Values:
-    """Return what only a model with a sampler apart from its density has: the gap between the two, and the solver's facts.
+    """Return the divergence between sampler and density, and the solver's facts, of a model that has both.
 
     Where other candidates share the density with the kernel model, only their weights.
     """
     weights = {"weights": {one.name: one.weight for one in model.candidates_}}
     density = model.density_
     if (
-        not isinstance(density, Density)
+        not isinstance(density, TiltedDensity)
         or density.log_partition is None
         or model.solution_ is None
         or model.selection_ is None

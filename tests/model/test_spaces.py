@@ -52,7 +52,8 @@ def test_features_at_the_centres_reproduce_the_gram_matrix(kernel, sample):
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_an_expansion_in_kernels_has_the_same_values_and_norm_in_features(kernel, sample):
-    # f = sum_j a_j k(z_j, .) has |f|^2 = a K a, and its weights are the features of the centres summed with a.
+    # f = sum_j a_j k(z_j, .) has |f|^2 = a K a, and its weights are the features of the centres summed with
+    # a.
     space = FeatureSpace.of_kernels(kernel, CONDITION_KERNEL, sample)
     coefficients = np.random.default_rng(1).normal(size=len(sample))
     weights = coefficients @ np.asarray(space.features(sample.target, sample.condition))
@@ -107,7 +108,8 @@ def test_the_constant_span_is_one_everywhere(dim):
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_span_projects_the_kernel_on_its_centres(kernel):
-    # Features are orthonormal in the RKHS, so their products are those of the projections: k(x, Z) K^-1 k(Z, x).
+    # Features are orthonormal in the RKHS, so their products are those of the projections: k(x, Z) K^-1 k(Z,
+    # x).
     centres, points = (
         np.random.default_rng(0).normal(size=(10, 2)),
         np.random.default_rng(1).normal(size=(6, 2)),

@@ -45,7 +45,8 @@ def test_a_summary_has_medians_and_their_ratios(first_call):
 
 def test_a_contestant_runs_in_a_fresh_process_with_a_cache_of_its_own(first_call, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "somewhere")
-    script = "import os; print('noise'); print(json.dumps([os.environ['KEXPFAM_CACHE'], sys.argv[1], 'jax' in sys.modules,"
+    script = "import os; print('noise'); print(json.dumps([os.environ['KEXPFAM_CACHE'], sys.argv[1],"
+    script += " 'jax' in sys.modules,"
     script += " 'JAX_COMPILATION_CACHE_DIR' in os.environ, clock() >= 0]))"
     found = first_call.measure(script, tmp_path / "x.npy", tmp_path / "cache")
     assert found == [str(tmp_path / "cache"), str(tmp_path / "x.npy"), False, False, True]

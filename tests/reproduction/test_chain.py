@@ -1,4 +1,4 @@
-"""Specs in, records out, pages from records: each link of the chain by itself, and a short run through all of it."""
+"""Specs, records and pages: each step by itself, and a short run of all steps."""
 
 import json
 import os

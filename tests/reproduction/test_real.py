@@ -1,4 +1,4 @@
-"""Real tables: how they are read and split, what is measured on them, the peers, and the tables of records."""
+"""Real tables: reading, splits, measurements, peers, and the tables of records."""
 
 import json
 

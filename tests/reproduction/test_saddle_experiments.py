@@ -34,7 +34,7 @@ class Stretched(AbstractTransport):
 
 
 def stretched_objective(problem, factor):
-    """Return the dual objective in closed form but for the smoothed kernel: normal integrals of the Gaussian kernel."""
+    """Return the dual objective by closed-form normal integrals of the Gaussian kernel."""
     covariance, mean = (
         np.asarray(problem.base.cholesky @ problem.base.cholesky.T),
         np.asarray(problem.base.mean),

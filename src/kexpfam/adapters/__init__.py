@@ -1,6 +1,7 @@
-"""Fitted models in other people's stacks: one small module per library, imported when it is asked for.
+"""Fitted models as objects of other libraries: one module per library, imported on demand.
 
-``scipy`` needs nothing beyond the library; ``arviz``, ``mapie``, ``numpyro``, ``sbi`` and ``skpro`` are extras of their own.
+``scipy`` needs no further package; ``arviz``, ``mapie``, ``numpyro``, ``sbi`` and ``skpro`` are extras of
+their own.
 """
 
 from typing import Any
@@ -12,10 +13,8 @@ __all__ = ["density_of"]
 
 
 def density_of(model: Any) -> Any:
-    """Return the density of a fitted model or of its ``given(x)``; a density is its own."""
+    """Return the density of a fitted model or of its ``given(x)``; a density is returned unchanged."""
     density = model.density if isinstance(model, GivenDensity) else getattr(model, "density_", model)
     if not isinstance(density, AbstractDensity):
-        raise TypeError(
-            f"expected a fitted KernelExpFamily or ConditionalKernelExpFamily or its given(x), got {model!r}."
-        )
+        raise TypeError(f"expected a fitted model, its given(x) or a density, got {model!r}.")
     return density

@@ -1,4 +1,4 @@
-"""Draws as ArviZ's InferenceData: summaries, pair plots and predictive checks of that library."""
+"""Draws as ArviZ's InferenceData, for its summaries, pair plots and predictive checks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,37 +23,36 @@ def to_inference_data(
     names: Sequence[str] | None = None,
     random_state: Seed = None,
 ) -> az.InferenceData:
-    """Return independent draws, in as many chains as wanted, as InferenceData.
+    """Return independent draws in ``chains`` chains as InferenceData.
 
-    Draws of a density, or of ``given(x)``, are the group ``posterior``, a variable per column. A conditional model needs X:
-    its draws are ``posterior_predictive``, with X as ``constant_data`` and y, if it is given, as ``observed_data``. There is
-    no group of pointwise log likelihoods: a single fitted density has no posterior over its parameters to weigh them by.
+    Draws of a density, or of ``given(x)``, form the group ``posterior`` with one variable per column. A
+    conditional model needs X: its draws form ``posterior_predictive``, X is ``constant_data`` and y, if
+    given, is ``observed_data``. There is no group of pointwise log likelihoods, because a single fitted
+    density has no posterior over its parameters.
     """
-    density, width = density_of(model), density_of(model).scaling.width
+    density = density_of(model)
+    width = density.scaling.width
     names = list(names or _names(model, width))
     if len(names) != width:
-        raise ValueError(f"{width} names are needed, one per column; got {names}.")
+        raise ValueError(f"expected {width} names, one per column; got {names}.")
+    by_name = lambda values: {name: values[..., j] for j, name in enumerate(names)}
     keys = keys_from(random_state, chains)
     if not density.conditional:
-        values = np.stack([density.sample(draws, key=key) for key in keys])
-        return az.from_dict(posterior={name: values[..., j] for j, name in enumerate(names)})
+        return az.from_dict(posterior=by_name(np.stack([density.sample(draws, key=key) for key in keys])))
     if X is None:
-        raise ValueError(
-            "a conditional model is drawn from under conditions: pass X, or take model.given(x)."
-        )
+        raise ValueError("a conditional model needs conditions: pass X, or use model.given(x).")
     rows = np.asarray(X, float)
-    values = np.stack([density.sample(draws, rows, key=key).swapaxes(0, 1) for key in keys])
-    observed = None if y is None else np.asarray(y, float).reshape(len(rows), width)
+    predicted = np.stack([density.sample(draws, rows, key=key).swapaxes(0, 1) for key in keys])
     return az.from_dict(
-        posterior_predictive={name: values[..., j] for j, name in enumerate(names)},
-        observed_data=None if observed is None else {name: observed[:, j] for j, name in enumerate(names)},
+        posterior_predictive=by_name(predicted),
+        observed_data=None if y is None else by_name(np.asarray(y, float).reshape(len(rows), width)),
         constant_data={"X": rows},
     )
 
 
 def _names(model: Any, width: int) -> list[str]:
-    """Return the names of what is drawn: those of the frame that the model was fitted to, if there was one."""
-    if getattr(model, "conditional", True):
-        known = getattr(model, "target_names_", None)
-        return known or (["y"] if width == 1 else [f"y{j}" for j in range(width)])
-    return getattr(model, "column_names_", None) or [f"x{j}" for j in range(width)]
+    """Return the names of the columns of the draws: those seen in fit, or x0, x1, ... and y0, y1, ..."""
+    conditional = getattr(model, "conditional", True)
+    names = getattr(model, "target_names_" if conditional else "column_names_", None)
+    letter = "y" if conditional else "x"
+    return names or (["y"] if conditional and width == 1 else [f"{letter}{j}" for j in range(width)])

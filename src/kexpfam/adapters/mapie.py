@@ -12,13 +12,14 @@ __all__ = ["QuantileRegressor", "quantile_regressors"]
 
 
 class QuantileRegressor(RegressorMixin, BaseEstimator):
-    """One conditional quantile of a fitted model as a regressor that is fitted already."""
+    """One conditional quantile of a fitted model, as a fitted regressor."""
 
     def __init__(self, model: ConditionalEstimator, level: float = 0.5) -> None:
-        self.model, self.level = model, level
+        self.model = model
+        self.level = level
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Return the regressor as it is."""
+        """Return the regressor unchanged: the model is fitted already."""
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -30,14 +31,17 @@ class QuantileRegressor(RegressorMixin, BaseEstimator):
         return self.model.n_features_in_
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Return the quantile of y under each row."""
+        """Return the quantile of y under each row of X."""
         return self.model.quantile(X, self.level)
 
 
 def quantile_regressors(
     model: ConditionalEstimator, confidence_level: float = 0.9
 ) -> list[QuantileRegressor]:
-    """Return lower quantile, upper quantile and median: what ``ConformalizedQuantileRegressor(prefit=True)`` takes."""
+    """Return regressors of the lower quantile, the upper quantile and the median.
+
+    They are the estimators of MAPIE's ``ConformalizedQuantileRegressor(prefit=True)``.
+    """
     if not 0.0 < confidence_level < 1.0:
         raise ValueError(f"confidence_level must lie strictly between 0 and 1, got {confidence_level!r}.")
     tail = 0.5 * (1.0 - confidence_level)

@@ -1,4 +1,4 @@
-"""A conditional density estimator of sbi: the posterior of a simulator's parameters given what it puts out."""
+"""A conditional density estimator for sbi: the posterior of a simulator's parameters given its output."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ __all__ = ["KernelEstimator", "posterior"]
 
 
 class _LogProb(torch.autograd.Function):
-    """``log p(theta | x)`` of rows, with the gradients that JAX has of it."""
+    """``log p(theta | x)`` of rows, with gradients computed by JAX."""
 
     @staticmethod
     def forward(ctx: Any, estimator: "KernelEstimator", theta: Tensor, x: Tensor) -> Tensor:
@@ -32,28 +32,28 @@ class _LogProb(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         theta, x = ctx.saved_tensors
         slopes = ctx.estimator.slopes(_rows(theta), _rows(x))
-        along = lambda slope, like: (
-            grads[0][:, None] * torch.as_tensor(np.array(slope), dtype=like.dtype, device=like.device)
+        chain = lambda slope, at: (
+            grads[0][:, None] * torch.as_tensor(np.array(slope), dtype=at.dtype, device=at.device)
         )
-        return None, along(slopes[0], theta), along(slopes[1], x)
+        return None, chain(slopes[0], theta), chain(slopes[1], x)
 
 
 class KernelEstimator(ConditionalDensityEstimator):
-    """A fitted ``ConditionalKernelExpFamily`` of parameters theta (its y) given data x (its X), as sbi knows estimators.
+    """A fitted ``ConditionalKernelExpFamily`` of parameters theta (its y) given data x (its X).
 
-    Its weights are fixed: there is nothing in it that sbi could train. Gradients of ``log_prob`` reach theta and x.
+    Its weights are fixed: sbi cannot train it. ``log_prob`` has gradients with respect to theta and x.
     """
 
     def __init__(self, model: ConditionalEstimator) -> None:
         density = density_of(model)
         if not density.conditional:
             raise ValueError(
-                "a posterior needs a model of the parameters given the data: a ConditionalKernelExpFamily."
+                "a posterior needs a ConditionalKernelExpFamily of the parameters given the data."
             )
         shapes = torch.Size([density.scaling.width]), torch.Size([model.n_features_in_])
         super().__init__(torch.nn.Identity(), *shapes)
         self.density: AbstractDensity = density
-        # sbi asks a module's tensors for their device, and this one has none else.
+        # sbi reads the device from a module's tensors, and this module has no other.
         self.register_buffer("device_anchor", torch.zeros(1))
         self.slopes = jax.jit(jax.vmap(jax.grad(density.log_prob, argnums=(0, 1))))
 
@@ -69,7 +69,7 @@ class KernelEstimator(ConditionalDensityEstimator):
 
     def sample(self, sample_shape: torch.Size, condition: Tensor, **kwargs: Any) -> Tensor:
         x = reshape_to_batch_event(condition, event_shape=self.condition_shape)
-        # torch.manual_seed is what users of sbi repeat their draws by.
+        # Draws depend on torch.manual_seed, as users of sbi expect.
         key = key_from(int(torch.randint(2**31 - 1, ())))
         draws = self.density.sample(torch.Size(sample_shape).numel(), _rows(x), key=key).swapaxes(0, 1)
         draws = torch.as_tensor(draws, dtype=x.dtype, device=x.device)
@@ -79,10 +79,11 @@ class KernelEstimator(ConditionalDensityEstimator):
 def posterior(
     model: ConditionalEstimator, prior: torch.distributions.Distribution, **settings: Any
 ) -> DirectPosterior:
-    """Return sbi's posterior of a model that was fitted to simulations, ``model.fit(x, theta)`` with theta from the prior.
+    """Return sbi's posterior of a model fitted to simulations, ``model.fit(x, theta)`` with theta ~ prior.
 
-    Everything that sbi does with a posterior works on it: ``sample``, ``log_prob``, ``map``, simulation-based calibration.
-    Draws outside the prior are rejected; give the model ``bounds`` where the prior has them, and hardly any will be.
+    It supports all methods of sbi posteriors: ``sample``, ``log_prob``, ``map``, simulation-based
+    calibration. Draws outside the prior are rejected; set the model's ``bounds`` to those of the prior to
+    reject few.
     """
     return DirectPosterior(KernelEstimator(model), prior, **settings)
 

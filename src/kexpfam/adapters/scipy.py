@@ -1,4 +1,4 @@
-"""One column as a distribution of SciPy: everything that ``scipy.stats`` does with its own."""
+"""The density of one column as a SciPy distribution."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ __all__ = ["KernelDistribution"]
 
 
 class KernelDistribution(rv_continuous):
-    """The density of a single column, of a model or of its ``given(x)``, as a continuous distribution of SciPy.
+    """The density of a single column, of a model or of its ``given(x)``, as a continuous SciPy distribution.
 
-    ``logpdf`` is the model's own; ``cdf``, ``ppf``, mean and variance are those of its cells; ``rvs`` are its draws.
+    ``logpdf`` and ``rvs`` are the model's own; ``cdf``, ``ppf``, mean and variance are computed on its cells.
 
     >>> from kexpfam.adapters.scipy import KernelDistribution
     >>> KernelDistribution(model.given(x)).interval(0.9)  # doctest: +SKIP
@@ -23,11 +23,13 @@ class KernelDistribution(rv_continuous):
     def __init__(self, model: Any) -> None:
         density = density_of(model)
         if density.conditional:
-            raise ValueError("a distribution of SciPy knows no condition: take model.given(x).")
-        law, support = density.distributions(), density.support()
+            raise ValueError("a SciPy distribution has no condition: use model.given(x).")
+        support = density.support()
         low, high = (-np.inf, np.inf) if support is None else support[:, 0]
-        # Kept as they are: SciPy makes copies of a distribution from the arguments it was made with.
-        self.model, self._density, self._law = model, density, law
+        # SciPy copies a distribution by calling its constructor with the same arguments.
+        self.model = model
+        self._density = density
+        self._law = density.distributions()
         super().__init__(a=low, b=high, name="kexpfam", seed=None)
 
     def _updated_ctor_param(self) -> dict[str, Any]:

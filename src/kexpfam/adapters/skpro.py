@@ -1,6 +1,6 @@
-"""A probabilistic regressor of skpro, and the distribution that it predicts."""
+"""A probabilistic regressor for skpro, and its predictive distribution."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self
 
@@ -11,16 +11,15 @@ from skpro.distributions.base import BaseDistribution
 from skpro.regression.base import BaseProbaRegressor
 
 from kexpfam.estimators.kernel_exp_family import ConditionalKernelExpFamily
-from kexpfam.model.distributions import AbstractDensity, Distributions
+from kexpfam.model.distributions import AbstractDensity
 
 __all__ = ["KernelDistribution", "KernelProbaRegressor"]
 
-# Rows whose distribution functions are in memory at a time.
-ROWS = 2048
-
 
 class KernelDistribution(BaseDistribution):
-    """``p(y | x)`` of a fitted density, one row per condition: log densities, distribution functions and energies are exact.
+    """``p(y | x)`` of a fitted density, one row per condition.
+
+    Log densities, distribution functions and energies are exact.
 
     Parameters
     ----------
@@ -49,7 +48,8 @@ class KernelDistribution(BaseDistribution):
     def __init__(
         self, density: AbstractDensity, X: np.ndarray, index: Any = None, columns: Any = None
     ) -> None:
-        self.density, self.X = density, X
+        self.density = density
+        self.X = X
         self._rows = np.asarray(X, float).reshape(-1, np.shape(X)[-1])
         super().__init__(index=index, columns=columns)
 
@@ -61,23 +61,19 @@ class KernelDistribution(BaseDistribution):
         self.columns = pd.RangeIndex(1) if columns is None else self.columns
         self._shape = (len(self._rows), 1)
 
-    def _pieces(self) -> Iterator[tuple[Distributions, slice]]:
-        for start in range(0, len(self._rows), ROWS):
-            rows = slice(start, start + ROWS)
-            yield self.density.distributions(self._rows[rows]), rows
-
-    def _of_rows(self, what: Callable, *values: Any) -> Any:
-        """Return ``what(distributions, values)`` of all rows, in the shape of the distribution."""
+    def _of_rows(self, function: Callable, *values: Any, rows_at_once: int = 2048) -> Any:
+        """Return ``function(distributions, *values)`` of all rows, in the shape of the distribution."""
         columns = [np.reshape(np.asarray(value, float), (len(self._rows), 1)) for value in values]
-        pieces = [
-            np.reshape(what(part, *(column[rows] for column in columns)), -1) for part, rows in self._pieces()
-        ]
+        pieces = []
+        for start in range(0, len(self._rows), rows_at_once):
+            rows = slice(start, start + rows_at_once)
+            part = self.density.distributions(self._rows[rows])
+            pieces.append(np.reshape(function(part, *(column[rows] for column in columns)), -1))
         return np.concatenate(pieces).reshape(self.shape)[()]
 
     def _log_pdf(self, x: Any) -> Any:
-        return self.density.log_density(np.reshape(np.asarray(x, float), (-1, 1)), self._rows).reshape(
-            self.shape
-        )[()]
+        points = np.reshape(np.asarray(x, float), (-1, 1))
+        return self.density.log_density(points, self._rows).reshape(self.shape)[()]
 
     def _pdf(self, x: Any) -> Any:
         return np.exp(self._log_pdf(x))
@@ -117,7 +113,7 @@ class KernelDistribution(BaseDistribution):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Return the distributions that skpro's own checks are run on."""
+        """Return the arguments for skpro's own checks."""
         X, density = _example()
         return [
             {"density": density, "X": X[:3], "columns": pd.Index(["y"])},
@@ -131,7 +127,7 @@ class KernelProbaRegressor(BaseProbaRegressor):
     Parameters
     ----------
     estimator : ConditionalKernelExpFamily, optional
-        The estimator with its settings; a copy is fitted to each data set. None stands for the default one.
+        The estimator with its settings, cloned for each fit; by default ``ConditionalKernelExpFamily()``.
 
     Attributes
     ----------
@@ -174,7 +170,7 @@ class KernelProbaRegressor(BaseProbaRegressor):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Return the settings that skpro's own checks are run with."""
+        """Return the arguments for skpro's own checks."""
         return [{"estimator": _quick()}, {"estimator": _quick(kernel="matern52")}]
 
 
@@ -183,20 +179,20 @@ def _plain(X: pd.DataFrame) -> np.ndarray:
 
 
 def _positions(index: Any, count: int) -> np.ndarray:
-    """Return the positions that an index of pandas' kind stands for."""
+    """Return the positions that a pandas-style positional index selects."""
     return np.atleast_1d(np.arange(count)[slice(None) if index is None else index])
 
 
 @lru_cache
 def _example() -> tuple[np.ndarray, AbstractDensity]:
-    """Return conditions and a density that skpro's own checks are run on."""
+    """Return conditions and a fitted density for skpro's own checks."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 1))
     return X, _quick().fit(X, X[:, 0] + 0.3 * rng.normal(size=40)).density_
 
 
 def _quick(**settings: Any) -> ConditionalKernelExpFamily:
-    """Return an estimator that has nothing to search for."""
+    """Return an estimator with all hyperparameters fixed, so that fitting is fast."""
     given: dict[str, Any] = {
         "lengthscale": 1.0,
         "condition_lengthscale": 2.0,

@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from kexpfam.data.weights import drawn_rows, effective_rows
 
-__all__ = ["AnyArray", "Conditions", "Sample", "distinct_conditions"]
+__all__ = ["AnyArray", "Conditions", "RandomKey", "Sample", "distinct_conditions"]
 
 # Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. Shapes and types of numbers are
 # checked either way; a type for each of the two would be built at every annotation, a quarter of the library's own import.
 AnyArray = Any
+RandomKey = Key[Array, ""]
 
 
 class Sample(eqx.Module):

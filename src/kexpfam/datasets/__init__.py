@@ -1,4 +1,4 @@
-"""Data sets: synthetic ones with their true log density, and recipes for real benchmarks."""
+"""Synthetic data sets with their true log density, and real benchmark sets."""
 
 from kexpfam.datasets.benchmark import BENCHMARKS, load_benchmark
 from kexpfam.datasets.synthetic import SYNTHETIC, Grid, Rings, Synthetic, TwoMoons, grid, rings, two_moons

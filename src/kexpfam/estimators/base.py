@@ -30,7 +30,7 @@ from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_ou
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
 from kexpfam.jax_settings import double_precision
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.model.density import LARGE_ERROR, Density
+from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.progress import Bar, Listener
@@ -216,7 +216,7 @@ class Estimator(BaseEstimator, abc.ABC):
     ) -> np.ndarray:
         """Return plain or refined draws of a density; only kernel models have something to refine."""
         count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
-        if not refine or not isinstance(density, Density):
+        if not refine or not isinstance(density, TiltedDensity):
             return density.sample(count, *X, key=key)
         from kexpfam.integrate.chains import refine as refined  # BlackJAX is slow to import
 
@@ -292,7 +292,7 @@ def listening(progress: Any) -> contextlib.AbstractContextManager[Listener | Non
 def warn_of_uncertain_normaliser(density: AbstractDensity, X: np.ndarray) -> None:
     """Warn if the normaliser of a kernel model has a large error."""
     for part in density.parts if isinstance(density, Stack) else (density,):
-        if not isinstance(part, Density):
+        if not isinstance(part, TiltedDensity):
             continue  # other densities are normalised exactly
         if part.log_partition is not None and not part.log_partition.trustworthy:
             message = f"log Z = {part.log_partition}: log densities share this error; see diagnose()."

@@ -49,7 +49,7 @@ from kexpfam.fit.problem import Problem, Solution, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.measure import diagnose
-from kexpfam.model.density import Density, Inputs
+from kexpfam.model.density import Inputs, TiltedDensity
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import FeatureSpace
@@ -223,7 +223,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
 
     Attributes
     ----------
-    density_ : Density
+    density_ : TiltedDensity
         The fitted density, independent of how it was fitted.
     solution_ : Solution
         f, and a sampler: the density's own cells on a grid, or a mixture network for y of more than two columns.
@@ -276,7 +276,7 @@ class ConditionalScoreMatching(ConditionalEstimator):
         coarse = problem.nodes(key=nodes_key) if finer.is_grid else None
         sampler = best_sampler(problem, tilt, coarse or finer, Distillation(), key=sampler_key)
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
-        self.density_ = Density(
+        self.density_ = TiltedDensity(
             tilt, sampler, scaling, Inputs.of(inputs, sample.condition), None, finer, coarse, None
         )
         warn_of_uncertain_normaliser(self.density_, X)

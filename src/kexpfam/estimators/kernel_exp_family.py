@@ -22,7 +22,7 @@ from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import Kernel
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
-from kexpfam.model.density import Density
+from kexpfam.model.density import TiltedDensity
 from kexpfam.progress import Listener
 
 __all__ = ["ConditionalKernelExpFamily", "KernelExpFamily", "NearlyDeterministicWarning"]
@@ -33,7 +33,7 @@ class NearlyDeterministicWarning(UserWarning):
 
 
 class KernelExpFamily(KernelModel, DensityEstimator):
-    r"""Density estimator for :math:`p(x)`.
+    r"""TiltedDensity estimator for :math:`p(x)`.
 
     Kernel exponential family :math:`p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood; with more
     than three columns, a stack of it with a mixture of normals and a chain of one-dimensional kernel exponential families.
@@ -176,7 +176,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
         X = self._checked_points(X)
-        if not isinstance(self.density_, Density):
+        if not isinstance(self.density_, TiltedDensity):
             raise TypeError("this density has no single f: fit with model='kernel'.")
         if np.any(np.isnan(X)):
             raise ValueError("X contains NaN: f is a function of all its columns.")
@@ -240,7 +240,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
 
 
 class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
-    r"""Density estimator for :math:`p(y | x)`.
+    r"""TiltedDensity estimator for :math:`p(y | x)`.
 
     Kernel exponential family :math:`p_0(y) \exp(f(x, y) - A_x(f))` with f in the RKHS of the product kernel
     :math:`k(x, x') k(y, y')`, by penalised maximum likelihood, and chains of one-dimensional kernel exponential families whose

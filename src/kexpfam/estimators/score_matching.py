@@ -43,7 +43,7 @@ from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
-from kexpfam.model.density import Density, Inputs, Sampler, Tilt
+from kexpfam.model.density import Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
@@ -127,7 +127,7 @@ def score_base(
 
 
 class ScoreMatchingExpFamily(DensityEstimator):
-    r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in a Gaussian RKHS, by score matching.
+    r"""TiltedDensity :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in a Gaussian RKHS, by score matching.
 
     f minimises the empirical Fisher divergence, which knows no normaliser,
 
@@ -160,7 +160,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
     Attributes
     ----------
-    density_ : Density
+    density_ : TiltedDensity
         The fitted density, independent of how it was fitted.
     solution_ : Solution
         f, and the mixture where chains start.
@@ -215,7 +215,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
         estimate = log_partition(tilt, proposal, points, method=self.normaliser, key=partition_key)
         inputs = Inputs.of(Scaling.plain(nothing), nothing)
-        self.density_ = Density(tilt, sampler, scaling, inputs, estimate, None, None, None)
+        self.density_ = TiltedDensity(tilt, sampler, scaling, inputs, estimate, None, None, None)
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 

@@ -12,9 +12,9 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import (
     FEW_EFFECTIVE_DRAWS,
     QUADRATURE_SAFETY,
-    Density,
     Estimate,
     Tilt,
+    TiltedDensity,
     WeightedDraws,
 )
 from kexpfam.model.measures import AbstractMeasure, logsumexp
@@ -51,7 +51,7 @@ class Certificate(NamedTuple):
 
 def certified(
     problem: Problem,
-    density: Density,
+    density: TiltedDensity,
     log_partition: Estimate,
     draws: WeightedDraws,
     conditions: np.ndarray,

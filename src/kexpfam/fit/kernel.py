@@ -15,7 +15,7 @@ from kexpfam.fit.select import FEW_DIMS, Context, Kernel, Scaled, Selection, red
 from kexpfam.fit.task import Candidate, Fitted, Task
 from kexpfam.integrate.nodes import uses_grid
 from kexpfam.integrate.partition import log_partition
-from kexpfam.model.density import Completion, Density
+from kexpfam.model.density import Completion, TiltedDensity
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure, Box
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
@@ -127,18 +127,18 @@ class KernelCandidate(Candidate):
         solution: Solution,
         scaling: Scaling,
         completion: Completion | None,
-    ) -> Density:
+    ) -> TiltedDensity:
         """Return the density of the solution, with its normaliser."""
         key, integration = task.keys.density, problem.integration
         finer, coarse = (problem.nodes(fineness=fineness, key=key) for fineness in (integration.finer, 1.0))
         tilt, sampler = on_host(solution.tilt), on_host(solution.sampler)
         if task.conditional:
             check = coarse if finer.is_grid else None
-            return Density(tilt, sampler, scaling, task.inputs, None, finer, check, completion)
+            return TiltedDensity(tilt, sampler, scaling, task.inputs, None, finer, check, completion)
         options: Any = {"method": self.kernel.normaliser, "settings": integration, "key": key}
         estimate = log_partition(tilt, sampler.reference, np.asarray(problem.sample.target), **options)
         nodes = finer if finer.is_grid else None
-        return Density(tilt, sampler, scaling, task.inputs, estimate, nodes, None, completion)
+        return TiltedDensity(tilt, sampler, scaling, task.inputs, estimate, nodes, None, completion)
 
 
 def _mean_in_memory(space: FeatureSpace, sample: Any, scaling: Scaling, dims: tuple[int, ...]) -> np.ndarray:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Key, ScalarLike
 from kexpfam.data.sample import AnyArray
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.density import Density, Sampler, Tilt
+from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
 
 __all__ = [
@@ -182,7 +182,7 @@ def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[A
 
 
 def refine(
-    density: Density, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
+    density: TiltedDensity, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
 ) -> np.ndarray:
     """Return draws that follow the density itself: chosen by weight among the sampler's, then moved by ``steps`` of HMC.
 

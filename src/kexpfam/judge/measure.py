@@ -17,7 +17,7 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.jax_settings import double_precision
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.metrics import mmd_squared, neighbour_log_density
-from kexpfam.model.density import Density, Estimate, WeightedDraws
+from kexpfam.model.density import Estimate, TiltedDensity, WeightedDraws
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import ChainDensity, Stack, uniform_levels
 
@@ -114,7 +114,7 @@ def diagnose(
 def _named(part: str, found: Evidence, measurements: Iterable[Measurement]) -> Iterator[Measurement]:
     """Yield measurements with the part in their labels, unless the density is a single kernel model."""
     for one in measurements:
-        alone = isinstance(found.density, Density) or not one.label
+        alone = isinstance(found.density, TiltedDensity) or not one.label
         yield one if alone else dataclasses.replace(one, label=f"{part}: {one.label}")
 
 
@@ -170,13 +170,13 @@ def measure_log_partition(estimate: Estimate, *, conditional: bool = False) -> M
 
 def measure_kernel(found: Evidence) -> Iterator[Measurement]:
     """Yield the measurements of the kernel model: optimality of f, sampler, certificate and normaliser."""
-    for density in found.parts(Density):
+    for density in found.parts(TiltedDensity):
         with double_precision():
             measured = _kernel(found, density)
         yield from _named("kernel", found, measured)
 
 
-def _kernel(found: Evidence, density: Density) -> list[Measurement]:
+def _kernel(found: Evidence, density: TiltedDensity) -> list[Measurement]:
     settings, (_, kl_key, mmd_key) = found.settings, jr.split(found.key, 3)
     certificate_key, draw_key = jr.split(jr.fold_in(found.key, CERTIFICATE))
     drawn = functools.partial(sampler_fit, density, found.training, settings=settings, weight=found.weight)
@@ -253,7 +253,7 @@ def _bounds(facts: Mapping[str, Fact]) -> Iterator[Measurement]:
 
 
 def _sampler_mmd(
-    density: Density, draws: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+    density: TiltedDensity, draws: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
 ) -> Measurement:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 
@@ -329,7 +329,7 @@ MEASURES = (measure_candidates, measure_facts, measure_kernel, measure_chain, me
 
 
 def sampler_fit(
-    density: Density,
+    density: TiltedDensity,
     training: np.ndarray,
     count: int,
     *,

@@ -1,14 +1,15 @@
-"""Probability laws: what can be a base p0, the noise of a transport, or an importance proposal.
+"""Probability distributions: base densities p0, noise of a transport, importance proposals.
 
-A law's ``log_density(x)`` is normalised and takes one point or rows of points, as NumPy or traced JAX arrays;
-``sample(count, key=...)`` draws. ``marginal(dims)`` is the law of some coordinates and ``completed`` draws the others given
-those, both in closed form: a function f of few coordinates is fitted, normalised and sampled in those alone.
-``given(condition)`` is the law under a condition: itself, unless it depends on one.
+``log_density(x)`` is normalised and takes one point or rows of points, as NumPy or traced JAX arrays;
+``sample(count, key=...)`` draws. ``marginal(dims)`` is the distribution of some coordinates and ``completed``
+draws the others given those, both in closed form: a function f of few coordinates is fitted, normalised and
+sampled in these coordinates only. ``given(condition)`` is the distribution under a condition: itself, unless
+it depends on one.
 """
 
 import abc
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -16,47 +17,45 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import scipy.special
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.weights import weighted_covariance, weighted_mean
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.networks import Network
 
-__all__ = [
-    "AbstractMeasure",
-    "Box",
-    "Cells",
-    "Gaussian",
-    "JointMixture",
-    "Mixture",
-    "MixtureNetwork",
-    "Nodes",
-    "StandardNormal",
-    "draw_each",
-    "log_density_each",
-    "logsumexp",
-    "mesh",
-]
-
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
-# Added to the diagonal of covariances of standardised data, so that no component can collapse onto tied points.
+# Added to the diagonal of covariances of standardised data: repeated values would make a component singular.
 COVARIANCE_FLOOR = 1e-5
-# Logarithms of a mixture network's scales, in standard deviations of the target, are kept in this range.
+# Range of the log scales of a mixture network, in standard deviations of the target.
 LOG_SCALES = (-6.0, 2.0)
-# Numbers held at a time where many points meet many components.
+# Numbers in memory at a time when many points are evaluated.
 NUMBERS_PER_CHUNK = 8_000_000
+
+Dims = tuple[int, ...]
 
 
 def logsumexp(values: Float[AnyArray, "..."], axis: int = -1) -> Any:
-    """Return ``log sum exp``: SciPy's of a NumPy array, its JAX counterpart of a traced one."""
+    """Return ``log sum exp``, by SciPy for NumPy arrays and by JAX for JAX arrays."""
     return (jax.nn.logsumexp if isinstance(values, jax.Array) else scipy.special.logsumexp)(values, axis=axis)
 
 
-class Nodes(NamedTuple):
-    """A law as weighted points: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E[h]``.
+def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384) -> Any:
+    """Return ``compute(*arrays)`` as a NumPy array, some rows at a time; traced arrays are not chunked."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return compute(*arrays)
+    arrays = tuple(np.asarray(array) for array in arrays)
+    starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
+    with double_precision():
+        return np.concatenate(
+            [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
+        )
 
-    ``edges`` are the borders of a grid's cells along each dimension, and empty for draws.
+
+class Nodes(NamedTuple):
+    """Weighted points of a distribution: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E[h]``.
+
+    ``edges`` are the borders of the cells of a grid along each dimension, and empty for draws.
     """
 
     points: np.ndarray  # (j, d)
@@ -70,12 +69,12 @@ class Nodes(NamedTuple):
 
     @property
     def axes(self) -> list[np.ndarray]:
-        """Return the middles of a grid's cells along each dimension."""
+        """Return the midpoints of the cells of a grid along each dimension."""
         return [0.5 * (edge[1:] + edge[:-1]) for edge in self.edges]
 
     @property
     def widths(self) -> np.ndarray:
-        """Return the sizes of the cells, (j, d); 0 for draws."""
+        """Return the widths of the cells, (j, d); 0 for draws."""
         return mesh([np.diff(edge) for edge in self.edges]) if self.is_grid else np.zeros_like(self.points)
 
 
@@ -85,54 +84,48 @@ def mesh(axes: list[np.ndarray]) -> np.ndarray:
 
 
 class AbstractMeasure(eqx.Module):
-    """A probability law on the space of targets."""
+    """A probability distribution on the space of targets."""
 
     @abc.abstractmethod
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         """Return the normalised log density at a point, or at each row; ``-inf`` off the support."""
 
     @abc.abstractmethod
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         """Draw ``count`` points."""
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "AbstractMeasure":
-        """Return the law of the coordinates ``dims``."""
-        raise TypeError(f"a {type(self).__name__} does not know its marginals.")
+        """Return the distribution of the coordinates ``dims``."""
+        raise TypeError(f"{type(self).__name__} has no marginals in closed form.")
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return a box that holds the law up to ``spread`` standard deviations (all of it, if bounded)."""
-        raise TypeError(f"a {type(self).__name__} does not know its bounds.")
+        """Return the corners of a box of ``spread`` standard deviations, or of the whole bounded support."""
+        raise TypeError(f"{type(self).__name__} has no bounds.")
 
-    def completed(
-        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
-    ) -> Float[Array, "b d"]:
-        """Return points with the given values in the coordinates ``dims`` and the others drawn given those."""
-        raise TypeError(f"a {type(self).__name__} does not know its conditionals.")
+    def completed(self, dims: Dims, values: Float[Array, "b s"], *, key: RandomKey) -> Float[Array, "b d"]:
+        """Return points with these values in the coordinates ``dims`` and the other coordinates drawn."""
+        raise TypeError(f"{type(self).__name__} has no conditionals in closed form.")
 
     def log_densities(self, points: Float[AnyArray, "n d"]) -> Float[AnyArray, " n"]:
-        """Return the log densities of many points as a NumPy array, some rows at a time; of traced ones, as they are."""
-        if isinstance(points, jax.core.Tracer):
-            return self.log_density(points)
+        """Return the log densities of many points, computed some rows at a time."""
         rows = max(1, NUMBERS_PER_CHUNK // self._numbers_per_row)
-        with double_precision():
-            pieces = [np.asarray(self.log_density(points[i : i + rows])) for i in range(0, len(points), rows)]
-        return np.concatenate(pieces) if pieces else np.zeros(0)
+        return in_chunks(self.log_density, points, rows_per_chunk=rows)
 
     @property
     def _numbers_per_row(self) -> int:
         return 64
 
-    def draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+    def draws(self, count: int, *, key: RandomKey) -> np.ndarray:
         """Return ``count`` draws as a NumPy array."""
         with double_precision():
             return np.asarray(_jitted_sample(self, count, key))
 
     def fold(self, x: Float[AnyArray, "... d"]) -> Float[AnyArray, "... d"]:
-        """Map points onto the support; the identity for an unbounded one."""
+        """Map points onto the support; the identity for unbounded support."""
         return x
 
     def given(self, condition: Float[AnyArray, " p"]) -> "AbstractMeasure":
-        """Return the law under a condition."""
+        """Return the distribution under a condition."""
         return self
 
 
@@ -143,27 +136,24 @@ class Gaussian(AbstractMeasure):
     cholesky: Float[AnyArray, "d d"]
 
     @classmethod
-    def fitted(
-        cls, points: np.ndarray, *, width: float = 1.0, weight: np.ndarray | None = None
-    ) -> "Gaussian":
-        """Return the normal with the points' mean and ``width**2`` times their covariance."""
+    def fitted(cls, points: np.ndarray, *, width: float = 1.0, weight: np.ndarray | None = None) -> Self:
+        """Return the normal with the mean of the points and ``width**2`` times their covariance."""
         covariance = weighted_covariance(points, weight) + COVARIANCE_FLOOR * np.eye(points.shape[1])
         return cls(weighted_mean(points, weight), width * np.linalg.cholesky(covariance))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self._as_mixture().log_density(x)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         noise = jr.normal(key, (count, self.mean.size), self.mean.dtype)
         return self.mean + noise @ self.cholesky.T
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "Gaussian":
-        xp, rows = self.mean.__array_namespace__(), self.cholesky[np.asarray(dims)]
-        return Gaussian(self.mean[np.asarray(dims)], xp.linalg.cholesky(rows @ rows.T))
+        rows = self.cholesky[np.asarray(dims)]
+        cholesky = self.mean.__array_namespace__().linalg.cholesky(rows @ rows.T)
+        return Gaussian(self.mean[np.asarray(dims)], cholesky)
 
-    def completed(
-        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
-    ) -> Float[Array, "b d"]:
+    def completed(self, dims: Dims, values: Float[Array, "b s"], *, key: RandomKey) -> Float[Array, "b d"]:
         return self._as_mixture().completed(dims, values, key=key)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -176,14 +166,14 @@ class Gaussian(AbstractMeasure):
 
 
 class StandardNormal(AbstractMeasure):
-    """``N(0, I)``: noise of any width."""
+    """``N(0, I)``."""
 
     dim: int = eqx.field(static=True)
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return -0.5 * ((x**2).sum(-1) + self.dim * LOG_TWO_PI)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         return jr.normal(key, (count, self.dim), jnp.float32)
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "StandardNormal":
@@ -194,14 +184,14 @@ class StandardNormal(AbstractMeasure):
 
 
 class Box(AbstractMeasure):
-    """The uniform law on ``[low, high]``: density zero outside."""
+    """The uniform distribution on ``[low, high]``."""
 
     low: Float[AnyArray, " d"]
     high: Float[AnyArray, " d"]
 
     @classmethod
     def fitted(cls, points: np.ndarray, *, padding: float = 0.2) -> "Box":
-        """Return the box of the points, widened on each side by ``padding`` times their range."""
+        """Return the bounding box of the points, widened on each side by ``padding`` times their range."""
         low, high = points.min(0), points.max(0)
         margin = padding * (high - low)
         return cls(low - margin, high + margin)
@@ -211,26 +201,24 @@ class Box(AbstractMeasure):
         inside = xp.all((x >= self.low) & (x <= self.high), axis=-1)
         return xp.where(inside, -xp.sum(xp.log(xp.asarray(self.high - self.low))), -xp.inf)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         unit = jr.uniform(key, (count, self.low.size), self.low.dtype)
         return self.low + (self.high - self.low) * unit
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "Box":
         return Box(self.low[np.asarray(dims)], self.high[np.asarray(dims)])
 
-    def completed(
-        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
-    ) -> Float[Array, "b d"]:
+    def completed(self, dims: Dims, values: Float[Array, "b s"], *, key: RandomKey) -> Float[Array, "b d"]:
         return self.sample(values.shape[0], key=key).at[:, jnp.asarray(dims)].set(values)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(self.low), np.asarray(self.high)
 
     def fold(self, x: Float[AnyArray, "... d"]) -> Float[AnyArray, "... d"]:
-        # Reflection at the walls: continuous, measure-preserving, and the identity inside.
-        xp, width = x.__array_namespace__(), self.high - self.low
+        # Reflection at the bounds: continuous, measure-preserving, and the identity inside.
+        width = self.high - self.low
         phase = (x - self.low) % (2.0 * width)
-        return self.low + xp.where(phase > width, 2.0 * width - phase, phase)
+        return self.low + x.__array_namespace__().where(phase > width, 2.0 * width - phase, phase)
 
 
 class Mixture(AbstractMeasure):
@@ -239,7 +227,7 @@ class Mixture(AbstractMeasure):
     log_weights: Float[AnyArray, " k"]
     means: Float[AnyArray, "k d"]
     choleskys: Float[AnyArray, "k d d"]
-    # The inverse factors, kept because a triangular solve per point and component is what log_density must not cost.
+    # Inverse factors: log_density needs no triangular solve per point and component.
     whiteners: Float[AnyArray, "k d d"]
 
     @classmethod
@@ -249,18 +237,16 @@ class Mixture(AbstractMeasure):
         means: Float[AnyArray, "k d"],
         choleskys: Float[AnyArray, "k d d"],
     ) -> "Mixture":
-        """Return the mixture with these factors."""
+        """Return the mixture with these Cholesky factors."""
         return cls(log_weights, means, choleskys, choleskys.__array_namespace__().linalg.inv(choleskys))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         xp = x.__array_namespace__()
+        whiteners = xp.asarray(self.whiteners)
+        components, dim = self.means.shape
         # whitener_k (x - mean_k) for all k by one product: (n, d) x (d, k d).
-        whiteners, means = xp.asarray(self.whiteners), xp.asarray(self.means)
-        components, dim = means.shape
-        shifted = xp.einsum("kij,kj->ki", whiteners, means)
-        whitened = (x @ whiteners.reshape(components * dim, dim).T).reshape(
-            *x.shape[:-1], components, dim
-        ) - shifted
+        product = (x @ whiteners.reshape(components * dim, dim).T).reshape(*x.shape[:-1], components, dim)
+        whitened = product - xp.einsum("kij,kj->ki", whiteners, xp.asarray(self.means))
         log_determinants = xp.log(xp.abs(xp.diagonal(whiteners, axis1=1, axis2=2))).sum(1)
         exponents = self.log_weights + log_determinants - 0.5 * (whitened**2).sum(-1) - 0.5 * dim * LOG_TWO_PI
         return exponents[..., 0] if components == 1 else logsumexp(exponents)
@@ -269,27 +255,23 @@ class Mixture(AbstractMeasure):
     def _numbers_per_row(self) -> int:
         return 3 * self.means.size
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         component_key, noise_key = jr.split(key)
-        # By inversion: one random number per draw, where jr.categorical takes one per draw and component.
+        # Inversion needs one random number per draw; jr.categorical needs one per draw and component.
         heights = jnp.cumsum(jax.nn.softmax(jnp.asarray(self.log_weights)))
         level = heights[-1] * jr.uniform(component_key, (count,), heights.dtype)
         component = jnp.sum(heights[:-1] <= level[:, None], 1)
         noise = jr.normal(noise_key, (count, self.means.shape[1]), self.means.dtype)
-        return jnp.asarray(self.means)[component] + jnp.einsum(
-            "nij,nj->ni", jnp.asarray(self.choleskys)[component], noise
-        )
+        scaled = jnp.einsum("nij,nj->ni", jnp.asarray(self.choleskys)[component], noise)
+        return jnp.asarray(self.means)[component] + scaled
 
     def marginal(self, dims: Sequence[int] | AnyArray) -> "Mixture":
-        xp, rows = self.means.__array_namespace__(), self.choleskys[:, np.asarray(dims), :]
-        return Mixture.of(
-            self.log_weights, self.means[:, np.asarray(dims)], xp.linalg.cholesky(rows @ rows.mT)
-        )
+        rows = self.choleskys[:, np.asarray(dims), :]
+        choleskys = self.means.__array_namespace__().linalg.cholesky(rows @ rows.mT)
+        return Mixture.of(self.log_weights, self.means[:, np.asarray(dims)], choleskys)
 
-    def completed(
-        self, dims: tuple[int, ...], values: Float[Array, "b s"], *, key: Key[Array, ""]
-    ) -> Float[Array, "b d"]:
-        # The known coordinates first: then they are the condition of a joint mixture.
+    def completed(self, dims: Dims, values: Float[Array, "b s"], *, key: RandomKey) -> Float[Array, "b d"]:
+        # With the known coordinates first, they are the condition of a joint mixture.
         order = np.asarray([*dims, *(j for j in range(self.means.shape[1]) if j not in dims)])
         joint = JointMixture(self.marginal(order), len(dims))
         keys = jr.split(key, values.shape[0])
@@ -297,22 +279,23 @@ class Mixture(AbstractMeasure):
         return jnp.concatenate([values, rest], 1)[:, np.argsort(order)]
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
-        means, deviation = np.asarray(self.means), np.sqrt(np.sum(np.asarray(self.choleskys) ** 2, 2))
+        means = np.asarray(self.means)
+        deviation = np.sqrt(np.sum(np.asarray(self.choleskys) ** 2, 2))
         return (means - spread * deviation).min(0), (means + spread * deviation).max(0)
 
 
 class ConditionalMeasure(AbstractMeasure):
-    """A law that exists under a condition only: use ``given(condition)``."""
+    """A distribution that is defined under a condition only: use ``given(condition)``."""
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
-        raise TypeError(f"a {type(self).__name__} has a density under a condition only.")
+        raise TypeError(f"{type(self).__name__} has a density under a condition only: use given(condition).")
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
-        raise TypeError(f"a {type(self).__name__} can be drawn from under a condition only.")
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
+        raise TypeError(f"{type(self).__name__} has draws under a condition only: use given(condition).")
 
 
 class JointMixture(ConditionalMeasure):
-    """A mixture over (condition, target), used through ``given(condition)``: a mixture of linear regressions."""
+    """A mixture over (condition, target): ``given(condition)`` is a mixture of linear regressions."""
 
     joint: Mixture
     condition_dim: int = eqx.field(static=True)
@@ -321,16 +304,15 @@ class JointMixture(ConditionalMeasure):
         p = self.condition_dim
         if p == 0:
             return self.joint
-        # Block Cholesky L = [[A, 0], [B, D]]: target | condition = mean + B A^-1 (condition - mean) + D noise, and the
-        # diagonal blocks of L^-1 are A^-1 and D^-1.
+        # Block Cholesky L = [[A, 0], [B, D]]: target | condition = mean + B A^-1 (condition - mean) + D
+        # noise, and the diagonal blocks of L^-1 are A^-1 and D^-1.
         joint = self.joint
         whitened = jnp.einsum("kij,kj->ki", joint.whiteners[:, :p, :p], condition - joint.means[:, :p])
         means = joint.means[:, p:] + jnp.einsum("kij,kj->ki", joint.choleskys[:, p:, :p], whitened)
         log_determinants = jnp.sum(jnp.log(jnp.diagonal(joint.whiteners[:, :p, :p], axis1=1, axis2=2)), 1)
         log_weights = joint.log_weights + log_determinants - 0.5 * jnp.sum(whitened**2, 1)
-        return Mixture(
-            jax.nn.log_softmax(log_weights), means, joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:]
-        )
+        blocks = joint.choleskys[:, p:, p:], joint.whiteners[:, p:, p:]
+        return Mixture(jax.nn.log_softmax(log_weights), means, *blocks)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.joint.bounds(spread)
@@ -345,7 +327,8 @@ class Cells(AbstractMeasure):
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         xp = x.__array_namespace__()
-        index, inside = 0, True
+        index = 0
+        inside = True
         log_volume = xp.zeros(x.shape[:-1])
         for j, borders in enumerate(self.edges):
             place = xp.searchsorted(xp.asarray(borders), x[..., j], side="right") - 1
@@ -355,28 +338,27 @@ class Cells(AbstractMeasure):
             log_volume = log_volume + xp.log(xp.diff(xp.asarray(borders)))[place]
         return xp.where(inside, xp.asarray(self.log_masses)[index] - log_volume, -xp.inf)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         cell_key, place_key = jr.split(key)
-        # Inversion of the cumulative masses: one uniform number per draw, where a categorical would take one per cell.
-        # Masses that are constants of a program are summed on the host: the compiler is slow at it.
+        # Inversion needs one random number per draw; jr.categorical needs one per draw and cell. Constant
+        # masses are summed on the host, because XLA folds constants slowly.
         xp = self.log_masses.__array_namespace__()
         cumulative = jnp.asarray(xp.cumsum(xp.exp(self.log_masses)))
         levels = jr.uniform(cell_key, (count,), cumulative.dtype) * cumulative[-1]
         index = jnp.clip(jnp.searchsorted(cumulative, levels, side="right"), 0, cumulative.size - 1)
         places = jnp.unravel_index(index, tuple(edge.size - 1 for edge in self.edges))
         edges = [jnp.asarray(edge) for edge in self.edges]
-        low = jnp.stack([edge[place] for edge, place in zip(edges, places, strict=True)], 1)
-        width = jnp.stack([jnp.diff(edge)[place] for edge, place in zip(edges, places, strict=True)], 1)
+        low = jnp.stack([edge[at] for edge, at in zip(edges, places, strict=True)], 1)
+        width = jnp.stack([jnp.diff(edge)[at] for edge, at in zip(edges, places, strict=True)], 1)
         return low + width * jr.uniform(place_key, low.shape, low.dtype)
 
-    def draws(self, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-        # On the host, where no one waits for a compiler: the same inversion with NumPy's numbers.
+    def draws(self, count: int, *, key: RandomKey) -> np.ndarray:
+        # The same inversion with NumPy, without compilation.
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         cumulative = np.cumsum(np.exp(self.log_masses))
         index = np.searchsorted(cumulative, rng.uniform(size=count) * cumulative[-1], side="right")
-        places = np.unravel_index(
-            np.minimum(index, cumulative.size - 1), tuple(edge.size - 1 for edge in self.edges)
-        )
+        shape = tuple(edge.size - 1 for edge in self.edges)
+        places = np.unravel_index(np.minimum(index, cumulative.size - 1), shape)
         cells = zip(self.edges, places, strict=True)
         return np.stack([edge[at] + np.diff(edge)[at] * rng.uniform(size=count) for edge, at in cells], 1)
 
@@ -385,7 +367,7 @@ class Cells(AbstractMeasure):
 
 
 class MixtureNetwork(ConditionalMeasure):
-    """``sum_k weight_k(x) N(mean_k(x), diag(scale_k(x))^2)`` with weights, means and scales by a network of the condition."""
+    """``sum_k weight_k(x) N(mean_k(x), diag(scale_k(x))^2)`` with parameters by a network of x."""
 
     network: Network
     components: int = eqx.field(static=True)
@@ -398,16 +380,13 @@ class MixtureNetwork(ConditionalMeasure):
         targets: np.ndarray,
         *,
         components: int,
-        width: int,
-        depth: int,
-        key: Key[Array, ""],
+        key: RandomKey,
+        **shape: Any,
     ) -> "MixtureNetwork":
-        """Return a network whose components start at targets spread over all, with scales to match."""
+        """Return a network of this ``width`` and ``depth`` whose means start at quantiles of the targets."""
         dim = targets.shape[1]
         outputs = components * (1 + 2 * dim)
-        network = Network.draw(
-            condition_dim, outputs, width=width, depth=depth, zero_initialised=True, key=key
-        )
+        network = Network.draw(condition_dim, outputs, zero_initialised=True, key=key, **shape)
         levels = np.quantile(targets, (np.arange(components) + 0.5) / components, axis=0)
         if dim > 1:
             levels = targets[np.random.default_rng(0).choice(len(targets), components)]
@@ -419,20 +398,18 @@ class MixtureNetwork(ConditionalMeasure):
 
     def given(self, condition: Float[AnyArray, " p"]) -> Mixture:
         k, d = self.components, self.dim
-        logits, means, log_scales = jnp.split(
-            self.network(condition[None], jnp.zeros((1, 0)))[0], [k, k + k * d]
-        )
+        outputs = self.network(condition[None], jnp.zeros((1, 0)))[0]
+        logits, means, log_scales = jnp.split(outputs, [k, k + k * d])
         scales = jnp.exp(jnp.clip(log_scales, *LOG_SCALES)).reshape(k, d)
         diagonal = lambda values: values[:, :, None] * jnp.eye(d)
-        return Mixture(
-            jax.nn.log_softmax(logits), means.reshape(k, d), diagonal(scales), diagonal(1.0 / scales)
-        )
+        log_weights = jax.nn.log_softmax(logits)
+        return Mixture(log_weights, means.reshape(k, d), diagonal(scales), diagonal(1.0 / scales))
 
 
 def draw_each(
-    measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, key: Key[Array, ""]
+    measure: AbstractMeasure, condition: Float[AnyArray, "b p"], *, key: RandomKey
 ) -> Float[Array, "b k"]:
-    """Draw one point of the law under each condition; a law that does not depend on it is drawn in one call."""
+    """Draw one point under each condition, in one call if the distribution has no condition."""
     if not _depends_on_condition(measure, condition):
         return measure.sample(condition.shape[0], key=key)
     keys = jr.split(key, condition.shape[0])
@@ -442,7 +419,7 @@ def draw_each(
 def log_density_each(
     measure: AbstractMeasure, x: Float[Array, "b d"], condition: Float[AnyArray, "b p"]
 ) -> Float[Array, " b"]:
-    """Return the law's log density at each row under its condition."""
+    """Return the log density of each row under its condition."""
     if not _depends_on_condition(measure, condition):
         return measure.log_density(x)
     return jax.vmap(lambda row, c: measure.given(c).log_density(row))(x, jnp.asarray(condition))
@@ -452,6 +429,4 @@ def _depends_on_condition(measure: AbstractMeasure, condition: Float[AnyArray, "
     return condition.shape[1] > 0 and type(measure).given is not AbstractMeasure.given
 
 
-@eqx.filter_jit
-def _jitted_sample(measure: AbstractMeasure, count: int, key: Key[Array, ""]) -> Float[Array, "count d"]:
-    return measure.sample(count, key=key)
+_jitted_sample = eqx.filter_jit(lambda measure, count, key: measure.sample(count, key=key))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain, ChainDraws
-from kexpfam.model.density import Density, Estimate
+from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 
@@ -107,7 +107,7 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) 
 
 
 @_completed.register
-def _(density: Density, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
     """Return completions by the base, weighed by what the tilt adds."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)

@@ -1,12 +1,14 @@
 """Function spaces for f.
 
-A span is a finite set of features of one argument that are orthonormal in their space. The space of f is the product of a span
-for the condition and one for the target: ``f(y | x) = phi(x)^T W psi(y)`` and ``|f|_H = |W|``. Without a condition, phi is the
-constant 1. So the penalty is the same line of code for every space, and every solver of f sees matrices of features and
-nothing else. Features of NumPy arrays are NumPy arrays, made without compiling anything; those of JAX arrays can be traced.
+A span is a finite set of features of one argument that are orthonormal in their space. The space of f is the
+product of a span for the condition and a span for the target: ``f(y | x) = phi(x)^T W psi(y)`` and ``|f|_H =
+|W|``. Without a condition, phi is the constant 1. The penalty is therefore the same for all spaces, and
+solvers use matrices of features only. Features of NumPy arrays are NumPy arrays, computed without
+compilation; those of JAX arrays can be traced.
 """
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +17,19 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, Sample
-from kexpfam.jax_settings import double_precision
+from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
-from kexpfam.model.measures import Nodes
+from kexpfam.model.measures import Nodes, in_chunks
 from kexpfam.model.networks import ACTIVATIONS
 
-__all__ = [
-    "AbstractFunctionSpace",
-    "AbstractSpan",
-    "Constant",
-    "FeatureSpace",
-    "KernelSpan",
-    "NetworkSpan",
-    "RandomFeatures",
-    "in_chunks",
-    "spread_rows",
-]
-
-# Directions of the span whose squared norm is below this share of the largest are lost in float64's rounding.
+# Eigenvalues below this share of the largest one are rounding errors in float64.
 EIGENVALUE_FLOOR = 1e-10
-# Rows whose features are made at a time.
-ROWS_PER_CHUNK = 16384
+
+Weights = Float[AnyArray, " r"]
+Rows = Float[AnyArray, "b d"]
+Conditions = Float[AnyArray, "b p"]
 
 
 class AbstractSpan(eqx.Module):
@@ -50,29 +41,27 @@ class AbstractSpan(eqx.Module):
         """Return the number of features."""
 
     @abc.abstractmethod
-    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
+    def features(self, points: Rows) -> Float[AnyArray, "b r"]:
         """Return the features of each row."""
 
-    def evaluate(
-        self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
-    ) -> Float[AnyArray, " b"]:
+    def evaluate(self, weights: Weights, points: Rows) -> Float[AnyArray, " b"]:
         """Return the function with these weights at each row."""
         return self.features(points) @ weights
 
     def matrix(self, points: AnyArray) -> Float[AnyArray, "n r"]:
-        """Return the features of many rows as a NumPy matrix, in chunks so that only the result is ever large."""
+        """Return the features of many rows as a NumPy matrix, computed in chunks."""
         return in_chunks(self.features, points)
 
-    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
-        """Return frequencies at which these functions of ``dim`` coordinates vary; of unit size if nothing is known."""
+    def waves(self, count: int, dim: int, *, key: RandomKey) -> Float[AnyArray, "count dim"]:
+        """Return frequencies of functions of ``dim`` coordinates in the span; standard normal by default."""
         return jr.normal(key, (count, dim))
 
     def total(self, points: AnyArray, counts: np.ndarray | None = None) -> Float[np.ndarray, " r"]:
-        """Return the sum of the features over rows, each as often as it counts; only some of them are there at a time."""
+        """Return the sum of the features over rows, weighted by ``counts``, computed in chunks."""
         return _summed(self.features, points, counts)
 
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
-        """Return the features of nodes, of which a grid may be cheaper than so many points."""
+        """Return the features of the nodes; a product kernel on a grid is faster than on points."""
         return self.matrix(nodes.points)
 
     def node_values(self, weights: np.ndarray, nodes: Nodes) -> np.ndarray:
@@ -81,21 +70,21 @@ class AbstractSpan(eqx.Module):
 
 
 class Constant(AbstractSpan):
-    """The one feature 1: what a function of no condition has."""
+    """The single feature 1, for functions without a condition."""
 
     @property
     def size(self) -> int:
         return 1
 
-    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
+    def features(self, points: Rows) -> Float[AnyArray, "b r"]:
         return points.__array_namespace__().ones((points.shape[0], 1))
 
 
 class KernelSpan(AbstractSpan):
     r"""The span of ``k(z_j, .)`` over the centres, in Nyström-whitened coordinates.
 
-    With the Gram matrix of the centres :math:`K = U D U^\top`, the features are :math:`D^{-1/2} U^\top k(x)`: orthonormal
-    in the RKHS. All training points as centres give the full space. Memory: ``m * (d + rank)``.
+    With the Gram matrix of the centres :math:`K = U D U^\top`, the features are :math:`D^{-1/2} U^\top k(x)`:
+    orthonormal in the RKHS. All training points as centres give the full space. Memory: ``m * (d + rank)``.
     """
 
     kernel: AbstractKernel
@@ -111,83 +100,74 @@ class KernelSpan(AbstractSpan):
         rank: int | None = None,
         floor: float = EIGENVALUE_FLOOR,
     ) -> "KernelSpan":
-        """Return the span of the centres, without directions that rounding would make."""
+        """Return the span of the centres, without eigenvalues that are rounding errors."""
         centres = np.ascontiguousarray(centres, float)
-        # All of them and then the leading ones: a third of the time that LAPACK takes for the leading ones alone.
+        # All eigenvectors take a third of the time that LAPACK takes for the leading ones alone.
         values, vectors = np.linalg.eigh(np.asarray(kernel.gram(centres, centres)))
         leading = slice(-min(rank or len(centres), len(centres)), None)
         values, vectors = values[leading], vectors[:, leading]
         kept = values > floor * values[-1]
-        # Rows first, as a file keeps them: products are then the same to the last bit before and after.
+        # Row-major as in a file: products are equal to the last bit before saving and after loading.
         return cls(kernel, centres, np.ascontiguousarray(vectors[:, kept] / np.sqrt(values[kept])))
 
     @property
     def size(self) -> int:
         return self.whitening.shape[1]
 
-    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
-        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ self.whitening
+    def features(self, points: Rows) -> Float[AnyArray, "b r"]:
+        return self._gram(points) @ self.whitening
 
-    def evaluate(
-        self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
-    ) -> Float[AnyArray, " b"]:
-        # Folding the whitening into the weights makes one row cost m instead of m * r.
-        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres) @ (
-            self.whitening @ weights
-        )
+    def evaluate(self, weights: Weights, points: Rows) -> Float[AnyArray, " b"]:
+        # The product of whitening and weights reduces the cost of a row from m * r to m.
+        return self._gram(points) @ (self.whitening @ weights)
 
-    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
+    def waves(self, count: int, dim: int, *, key: RandomKey) -> Float[AnyArray, "count dim"]:
         if not isinstance(self.kernel, AbstractStationary):
             return super().waves(count, dim, key=key)
         return self.kernel.frequencies(count, dim, key=key)
 
     def total(self, points: AnyArray, counts: np.ndarray | None = None) -> Float[np.ndarray, " r"]:
-        # The whitening of a sum costs what that of a single row does.
-        gram = lambda part: self.kernel.gram(part.astype(self.whitening.dtype), self.centres)
-        return _summed(gram, points, counts) @ self.whitening
+        # One product with the whitening serves the sum of all rows.
+        return _summed(self._gram, points, counts) @ self.whitening
 
     def node_matrix(self, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
         if factors is None:
             return self.matrix(nodes.points)
-        first, *others = factors
-        for other in others:
-            first = (first[:, None, :] * other[None, :, :]).reshape(-1, first.shape[1])
-        return first @ self.whitening
+        return functools.reduce(_outer_rows, factors) @ self.whitening
 
     def node_values(self, weights: np.ndarray, nodes: Nodes) -> np.ndarray:
         factors = self._factors(nodes)
         if factors is None:
             return super().node_values(weights, nodes)
         first, *others = factors
-        first = first * (self.whitening @ weights)
-        for other in others[:-1]:
-            first = (first[:, None, :] * other[None, :, :]).reshape(-1, first.shape[1])
+        first = functools.reduce(_outer_rows, others[:-1], first * (self.whitening @ weights))
         return (first @ others[-1].T).ravel() if others else first.sum(1)
 
+    def _gram(self, points: Rows) -> Float[AnyArray, "b m"]:
+        return self.kernel.gram(points.astype(self.whitening.dtype), self.centres)
+
     def _factors(self, nodes: Nodes) -> list[np.ndarray] | None:
-        """Return the Gram matrix of a grid and the centres along each coordinate, if the kernel is a product of them.
+        """Return the Gram matrices of grid and centres per coordinate; None if the kernel is no product.
 
         A grid of n^d nodes takes d n exponentials per centre instead of n^d.
         """
-        factors, centres = [], np.asarray(self.centres)
+        factors = []
         for j, axis in enumerate(nodes.axes):
             kernel = self.kernel.along(j)
             if kernel is None:
                 return None
-            factors.append(np.asarray(kernel.gram(axis[:, None], centres[:, j : j + 1])))
+            factors.append(np.asarray(kernel.gram(axis[:, None], np.asarray(self.centres)[:, j : j + 1])))
         return factors or None
 
 
 class RandomFeatures(AbstractSpan):
-    """``sqrt(1/r) (cos(w_i . x), sin(w_i . x))``: a kernel's space by Monte Carlo over its spectrum, memory ``r * d``."""
+    """``sqrt(1/r) (cos(w_i . x), sin(w_i . x))``: random Fourier features of a kernel, memory ``r * d``."""
 
     frequencies: Float[AnyArray, "r d"]
 
     @classmethod
-    def draw(
-        cls, kernel: AbstractStationary, dim: int, *, count: int, key: Key[Array, ""]
-    ) -> "RandomFeatures":
+    def draw(cls, kernel: AbstractStationary, dim: int, *, count: int, key: RandomKey) -> "RandomFeatures":
         """Return ``2 * count`` features of the kernel."""
         return cls(np.asarray(kernel.frequencies(count, dim, key=key)))
 
@@ -195,47 +175,42 @@ class RandomFeatures(AbstractSpan):
     def size(self) -> int:
         return 2 * self.frequencies.shape[0]
 
-    def waves(self, count: int, dim: int, *, key: Key[Array, ""]) -> Float[AnyArray, "count dim"]:
+    def waves(self, count: int, dim: int, *, key: RandomKey) -> Float[AnyArray, "count dim"]:
         return jr.choice(key, jnp.asarray(self.frequencies), (count,))
 
-    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
+    def features(self, points: Rows) -> Float[AnyArray, "b r"]:
         phase = points.astype(self.frequencies.dtype) @ self.frequencies.T
         xp = phase.__array_namespace__()
         return xp.concat([xp.cos(phase), xp.sin(phase)], axis=1) / self.frequencies.shape[0] ** 0.5
 
 
 class NetworkSpan(AbstractSpan):
-    """The last hidden layer of a network, divided by the root of its width: features that are learned, not given."""
+    """Learned features: the last hidden layer of a network, divided by the square root of its width."""
 
     body: eqx.nn.MLP
 
     @classmethod
     def draw(
-        cls, dim: int, *, width: int, depth: int, activation: str = "silu", key: Key[Array, ""]
+        cls, dim: int, *, width: int, depth: int, activation: str = "silu", key: RandomKey
     ) -> "NetworkSpan":
         """Return the features of a random network with ``depth`` hidden layers."""
         function = ACTIVATIONS[activation]
-        return cls(
-            eqx.nn.MLP(
-                dim, width, width, depth - 1, function, function, dtype=jnp.result_type(float), key=key
-            )
-        )
+        dtype = jnp.result_type(float)
+        return cls(eqx.nn.MLP(dim, width, width, depth - 1, function, function, dtype=dtype, key=key))
 
     @property
     def size(self) -> int:
         return int(self.body.out_size)
 
-    def features(self, points: Float[AnyArray, "b d"]) -> Float[AnyArray, "b r"]:
+    def features(self, points: Rows) -> Float[AnyArray, "b r"]:
         return _network_features(self.body, points) / np.sqrt(self.size)
 
 
 class AbstractFunctionSpace(eqx.Module):
-    """A space of functions f with a norm, each f held as whatever the space knows how to evaluate."""
+    """A normed space of functions f; the space defines how an f is represented."""
 
     @abc.abstractmethod
-    def evaluate(
-        self, f: Any, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
-    ) -> Float[AnyArray, " b"]:
+    def evaluate(self, f: Any, target: Rows, condition: Conditions) -> Float[AnyArray, " b"]:
         """Return f at each row."""
 
     @abc.abstractmethod
@@ -247,15 +222,15 @@ class AbstractFunctionSpace(eqx.Module):
         self,
         f: Any,
         shrinkage: float | Float[AnyArray, ""],
-        target: Float[AnyArray, "b d"],
-        condition: Float[AnyArray, "b p"],
+        target: Rows,
+        condition: Conditions,
         coefficients: Float[AnyArray, " b"],
     ) -> Any:
-        """Return ``shrinkage * f + sum_b coefficients_b k(x_b, .)``: what a step along a functional gradient makes of f."""
+        """Return ``shrinkage * f + sum_b coefficients_b k(x_b, .)``: f after a functional gradient step."""
 
 
 class FeatureSpace(AbstractFunctionSpace):
-    """The functions ``f(target | condition) = phi(condition)^T W psi(target)``; ``weights`` are the rows of W, one by one."""
+    """``f(target | condition) = phi(condition)^T W psi(target)``; ``weights`` are W, flattened by rows."""
 
     condition: AbstractSpan
     target: AbstractSpan
@@ -264,7 +239,7 @@ class FeatureSpace(AbstractFunctionSpace):
     def of_kernels(
         cls, kernel: AbstractKernel, condition_kernel: AbstractKernel, centres: Sample
     ) -> "FeatureSpace":
-        """Return the whole product space of the centres."""
+        """Return the product space of the spans of all centres."""
         target = KernelSpan.build(kernel, centres.target)
         if not centres.conditional:
             return cls(Constant(), target)
@@ -275,22 +250,14 @@ class FeatureSpace(AbstractFunctionSpace):
         """Return the number of features."""
         return self.condition.size * self.target.size
 
-    def features(
-        self, target: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]
-    ) -> Float[AnyArray, "b r"]:
+    def features(self, target: Rows, condition: Conditions) -> Float[AnyArray, "b r"]:
         """Return the features of each row."""
         return outer_features(self.condition.features(condition), self.target.features(target))
 
-    def evaluate(
-        self,
-        weights: Float[AnyArray, " r"],
-        target: Float[AnyArray, "b d"],
-        condition: Float[AnyArray, "b p"],
-    ) -> Float[AnyArray, " b"]:
-        """Return f at each row."""
+    def evaluate(self, f: Weights, target: Rows, condition: Conditions) -> Float[AnyArray, " b"]:
         if isinstance(self.condition, Constant):
-            return self.target.evaluate(weights, target)
-        return (self.coefficients(weights, condition) * self.target.features(target)).sum(1)
+            return self.target.evaluate(f, target)
+        return (self.coefficients(f, condition) * self.target.features(target)).sum(1)
 
     def squared_norm(self, f: Float[AnyArray, " r"]) -> Float[AnyArray, ""]:
         return (f**2).sum()
@@ -299,33 +266,29 @@ class FeatureSpace(AbstractFunctionSpace):
         self,
         f: Any,
         shrinkage: float | Float[AnyArray, ""],
-        target: Float[AnyArray, "b d"],
-        condition: Float[AnyArray, "b p"],
+        target: Rows,
+        condition: Conditions,
         coefficients: Float[AnyArray, " b"],
     ) -> Any:
-        # Here k(x, .) is the function whose weights are the features of x.
+        # k(x, .) is the function whose weights are the features of x.
         return shrinkage * f + coefficients @ self.features(target, condition)
 
-    def coefficients(
-        self, weights: Float[AnyArray, " r"], condition: Float[AnyArray, "b p"]
-    ) -> Float[AnyArray, "b s"]:
-        """Return the weights of the target's features under each condition: f(. | x) as a function of the target alone."""
+    def coefficients(self, weights: Weights, condition: Conditions) -> Float[AnyArray, "b s"]:
+        """Return the weights of f(. | x), as a function of the target, under each condition."""
         return self.condition.features(condition) @ weights.reshape(self.condition.size, self.target.size)
 
     def given(
-        self, weights: Float[AnyArray, " r"], condition: Float[AnyArray, " p"]
+        self, weights: Weights, condition: Float[AnyArray, " p"]
     ) -> tuple["FeatureSpace", Float[AnyArray, " s"]]:
-        """Return f under one condition as an unconditional function: its space and weights."""
+        """Return the space and the weights of f under one condition, as an unconditional function."""
         return FeatureSpace(Constant(), self.target), self.coefficients(weights, condition[None])[0]
 
     def matrix(self, target: AnyArray, condition: AnyArray) -> np.ndarray:
         """Return the features of many rows as a NumPy matrix."""
         psi = self.target.matrix(target)
-        return (
-            psi
-            if isinstance(self.condition, Constant)
-            else outer_features(self.condition.matrix(condition), psi)
-        )
+        if isinstance(self.condition, Constant):
+            return psi
+        return outer_features(self.condition.matrix(condition), psi)
 
 
 def outer_features(phi: Float[AnyArray, "b p"], psi: Float[AnyArray, "b s"]) -> Float[AnyArray, "b r"]:
@@ -334,7 +297,7 @@ def outer_features(phi: Float[AnyArray, "b p"], psi: Float[AnyArray, "b s"]) -> 
 
 
 def spread_rows(rows: np.ndarray, most: int, *, seed: int) -> np.ndarray:
-    """Return the positions of at most ``most`` rows that are spread over all, by k-means++ seeding."""
+    """Return the sorted positions of at most ``most`` rows, chosen by k-means++ seeding."""
     if len(rows) <= most:
         return np.arange(len(rows))
     from sklearn.cluster import kmeans_plusplus  # slow to import
@@ -342,23 +305,16 @@ def spread_rows(rows: np.ndarray, most: int, *, seed: int) -> np.ndarray:
     return np.sort(kmeans_plusplus(rows, most, random_state=seed)[1])
 
 
-def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_PER_CHUNK) -> Any:
-    """Return ``compute`` of the arrays as one NumPy array, some rows at a time; of traced arrays, as a traced one."""
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return compute(*arrays)
-    arrays = tuple(np.asarray(array) for array in arrays)
-    starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
-    with double_precision():
-        return np.concatenate(
-            [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
-        )
+def _outer_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the products of all pairs of rows, the rows of ``second`` fastest."""
+    return (first[:, None, :] * second[None, :, :]).reshape(-1, first.shape[1])
 
 
 def _summed(compute: Callable, points: AnyArray, counts: np.ndarray | None) -> np.ndarray:
-    """Return the sum over rows of ``compute``, some rows at a time."""
+    """Return the sum over rows of ``compute``, weighted by ``counts``, some rows at a time."""
     total: Any = 0.0
-    for start in range(0, max(len(points), 1), ROWS_PER_CHUNK):
-        rows = slice(start, start + ROWS_PER_CHUNK)
+    for start in range(0, max(len(points), 1), 16384):
+        rows = slice(start, start + 16384)
         found = in_chunks(compute, points[rows])
         total = total + (found.sum(axis=0) if counts is None else counts[rows] @ found)
     return total

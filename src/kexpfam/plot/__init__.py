@@ -1,8 +1,8 @@
-"""Pictures of densities: what a person looks at before reading any number.
+"""Figures of densities, conditional densities, calibration and solver traces.
 
-Figures are matplotlib's own objects, made without pyplot: importing this package changes no backend, and no figure stays in
-pyplot's memory. A notebook shows them; elsewhere ``figure.savefig(path)`` writes them. Functions that draw one panel take the
-axes to draw on as ``ax=`` and return their figure.
+Functions return matplotlib figures that are created without pyplot: the backend stays unchanged and pyplot
+keeps no reference. A notebook displays them; elsewhere call ``figure.savefig(path)``. Functions that draw a
+single panel accept existing axes as ``ax`` and return the figure of these axes.
 """
 
 from typing import Any
@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 
 from kexpfam.estimators.base import Estimator
 from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
-from kexpfam.plot.columns import plot_columns
 from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
-from kexpfam.plot.marginals import plot_marginal
+from kexpfam.plot.marginals import plot_columns, plot_marginal
 from kexpfam.plot.numbers import kinds_of
 from kexpfam.plot.pairs import plot_pairs
 from kexpfam.plot.ranking import plot_ranking
@@ -39,9 +38,12 @@ __all__ = [
 
 
 def plot_model(estimator: Estimator, *args: Any, **kwargs: Any) -> Figure:
-    """Return the picture that suits the model: its density, its intervals along a feature, or the pairs of its targets."""
-    if not estimator.conditional:
-        return plot_density(estimator, *args, **kwargs)  # type: ignore[arg-type]
-    width = estimator._training_targets.shape[1]  # type: ignore[attr-defined]
-    labels = kinds_of(estimator, estimator.n_features_in_, width).targets[0].categorical
-    return (plot_targets if width > 1 or labels else plot_conditional)(estimator, *args, **kwargs)  # type: ignore[operator, arg-type]
+    """Return the default figure of a model: density, intervals along a feature, or pairs of targets."""
+    fitted: Any = estimator
+    if not fitted.conditional:
+        return plot_density(fitted, *args, **kwargs)
+    width = fitted._training_targets.shape[1]
+    categorical = kinds_of(fitted, fitted.n_features_in_, width).targets[0].categorical
+    if width > 1 or categorical:
+        return plot_targets(fitted, *args, **kwargs)
+    return plot_conditional(fitted, *args, **kwargs)

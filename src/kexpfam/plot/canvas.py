@@ -1,4 +1,4 @@
-"""What all pictures share: figures that pyplot does not know, colours, names of columns, and how much of a table is shown."""
+"""Shared parts of the figures: panels without pyplot, colours, column names, limits of axes."""
 
 import contextlib
 import io
@@ -11,39 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
-__all__ = [
-    "DATA_COLOUR",
-    "DENSITY_COLOURS",
-    "MODEL_COLOUR",
-    "Picture",
-    "bare_arrays",
-    "column_at",
-    "comparable",
-    "feature_names",
-    "frame",
-    "legend_above",
-    "one_panel",
-    "panels",
-    "plain_text",
-    "scatter",
-    "some_rows",
-    "target_names",
-]
-
-# Both can be read on white and on black, and by eyes that do not tell red from green.
-DATA_COLOUR, MODEL_COLOUR = "#d9622b", "#2f7fc1"
-# No density is no colour: the map lies on any page.
+# Both colours are legible on white and on black, and distinct with red-green colour blindness.
+DATA_COLOUR = "#d9622b"
+MODEL_COLOUR = "#2f7fc1"
+# Density 0 is transparent.
 DENSITY_COLOURS = LinearSegmentedColormap.from_list(
     "density", [to_rgba(MODEL_COLOUR, alpha) for alpha in (0.0, 1.0)]
 )
-# Axes share a scale unless one is this many times longer than the other.
-MOST_STRETCHED = 3.0
-# More points than this make a cloud black, and a file large.
-MOST_POINTS = 2000
 
 
 class Picture(Figure):
-    """A figure that a notebook shows although pyplot does not know it."""
+    """A figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> bytes:
         stream = io.BytesIO()
@@ -54,7 +32,7 @@ class Picture(Figure):
 def panels(
     count: int, *, width: float, height: float, columns: int | None = None, boxed: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with this many panels of that size (inches), in rows of ``columns``, by default in one row."""
+    """Return a figure of ``count`` panels of this size (inches), in rows of ``columns`` (default: all)."""
     columns = min(columns or count, count)
     rows = -(-count // columns)
     figure = Picture(figsize=(width * columns, height * rows), layout="constrained")
@@ -66,7 +44,7 @@ def panels(
 
 
 def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = False) -> tuple[Figure, Axes]:
-    """Return the axes that were given and their figure, or those of a new one of that size (inches)."""
+    """Return the given axes and their figure, or a new figure with one panel of this size (inches)."""
     if ax is None:
         figure, (ax,) = panels(1, width=width, height=height, boxed=boxed)
         return figure, ax
@@ -75,82 +53,77 @@ def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = Fal
 
 
 def legend_above(axis: Axes) -> None:
-    """Name what is drawn above the panel, where it covers nothing."""
-    axis.legend(
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=3,
-        frameon=False,
-        borderaxespad=0.0,
-        handlelength=1.4,
-    )
+    """Add a legend above the panel."""
+    position: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.0}
+    axis.legend(ncols=3, frameon=False, handlelength=1.4, **position)
 
 
 def plain_text(axis: Axes) -> None:
-    """Have labels and title shown as they are: a dollar in the name of a column starts no formula."""
+    """Show labels and title verbatim: a dollar sign in a column name starts no formula."""
     for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
         label.set_parse_math(False)
 
 
 @contextlib.contextmanager
 def bare_arrays() -> Iterator[None]:
-    """Let a model that was fitted to a frame take arrays, whose columns have no names, without a warning."""
+    """Suppress the warning of a model that was fitted to a frame and receives arrays without column names."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         yield
 
 
 def feature_names(estimator: Any, count: int) -> list[str]:
-    """Return the names of the columns that a model was fitted to: x0, x1, ... where they had none."""
-    return [
-        str(name) for name in getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]
-    ]
+    """Return the column names seen in fit, or x0, x1, ..."""
+    names = getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]
+    return [str(name) for name in names]
 
 
 def target_names(estimator: Any, count: int) -> list[str]:
-    """Return the names of the targets of a conditional model: y, or y0, y1, ... where they had none."""
-    unnamed = ["y"] if count == 1 else [f"y{k}" for k in range(count)]
-    return [str(name) for name in getattr(estimator, "target_names_", None) or unnamed]
+    """Return the target names of a conditional model or of its ``given(x)``: by default y, or y0, y1, ..."""
+    names = getattr(estimator, "target_names_", None) or getattr(estimator, "target_names", None)
+    return [str(name) for name in names or (["y"] if count == 1 else [f"y{k}" for k in range(count)])]
 
 
-def column_at(wanted: int | str, names: Sequence[str], what: str = "feature") -> int:
-    """Return the place of a column that is given by its name or its place."""
+def column_at(wanted: int | str, names: Sequence[str], noun: str = "feature") -> int:
+    """Return the position of a column that is given by name or by position."""
     if isinstance(wanted, str):
         if wanted not in names:
-            raise ValueError(f"unknown {what} {wanted!r}: choose one of {', '.join(names)}.")
+            raise ValueError(f"unknown {noun} {wanted!r}: choose one of {', '.join(names)}.")
         return list(names).index(wanted)
     if not 0 <= wanted < len(names):
-        raise ValueError(f"{what} must be from 0 to {len(names) - 1}, got {wanted}.")
+        raise ValueError(f"{noun} must be from 0 to {len(names) - 1}, got {wanted}.")
     return int(wanted)
 
 
-def some_rows(rows: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
-    """Return the rows, or ``most`` of them in equal steps where there are more."""
+def shortened(text: str, most: int) -> str:
+    """Return the text with at most ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def some_rows(rows: np.ndarray, most: int = 2000) -> np.ndarray:
+    """Return the rows, or ``most`` of them at equal steps."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
 
 
-def frame(data: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corners of a box around the data and all but the outermost draws, which would make the rest small."""
+def axis_limits(data: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corners of a box around the data and the central 99 % of the draws of each column."""
     shown = np.concatenate([data, np.nanpercentile(draws, [0.5, 99.5], axis=0)])
     low, high = np.nanmin(shown, axis=0), np.nanmax(shown, axis=0)
-    return low - 0.08 * (high - low), high + 0.08 * (high - low)
+    margin = 0.08 * (high - low)
+    return low - margin, high + margin
 
 
-def comparable(spans: np.ndarray) -> bool:
-    """Return whether two columns can share a scale; otherwise one of them would be drawn as a line."""
-    return bool(spans.max() < MOST_STRETCHED * spans.min())
+def aspect(spans: np.ndarray, most: float = 3.0) -> str:
+    """Return "equal", or "auto" if one of two spans is ``most`` times the other or more."""
+    return "equal" if spans.max() < most * spans.min() else "auto"
 
 
-def scatter(axis: Axes, data: np.ndarray | None, draws: np.ndarray, *, size: float = 5.0) -> None:
-    """Draw two columns of the data over two of the draws; a cloud of many points is an image in files of lines."""
-    for rows, colour, label in ((draws, MODEL_COLOUR, "draws"), (data, DATA_COLOUR, "data")):
-        if rows is not None:
-            look: dict[str, Any] = {
-                "s": size,
-                "color": colour,
-                "alpha": 0.6,
-                "linewidths": 0,
-                "label": label,
-                "rasterized": True,
-            }
-            axis.scatter(rows[:, 0], rows[:, 1], **look)
+def scatter(axis: Axes, rows: np.ndarray, **look: Any) -> None:
+    """Draw the first two columns of the rows, rasterized in vector files."""
+    axis.scatter(rows[:, 0], rows[:, 1], alpha=0.6, linewidths=0, rasterized=True, **look)
+
+
+def scatter_both(axis: Axes, data: np.ndarray, draws: np.ndarray, *, size: float = 5.0) -> None:
+    """Draw two columns of the data over two columns of the draws."""
+    scatter(axis, draws, s=size, color=MODEL_COLOUR, label="draws")
+    scatter(axis, data, s=size, color=DATA_COLOUR, label="data")

@@ -1,11 +1,11 @@
-"""Pictures of a conditional density p(y | x): intervals along a feature, one condition at a time, and pairs of targets."""
+"""Conditional densities p(y | x): intervals along a feature, densities under one condition, pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -13,30 +13,15 @@ from kexpfam.data.kinds import AbstractKind, Real
 from kexpfam.estimators.base import Seed
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.derived import GivenDensity
-from kexpfam.plot.canvas import (
-    DATA_COLOUR,
-    MODEL_COLOUR,
-    bare_arrays,
-    column_at,
-    comparable,
-    feature_names,
-    one_panel,
-    scatter,
-    some_rows,
-    target_names,
-)
-from kexpfam.plot.densities import GRID_POINTS, line
+from kexpfam.plot import canvas
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, one_panel, target_names
+from kexpfam.plot.densities import line
 from kexpfam.plot.marginals import name_levels, plot_marginal
 from kexpfam.plot.numbers import drawn, kinds_of, levels_of, numbers_of, training_rows
 from kexpfam.plot.pairs import plot_pairs
 
-__all__ = ["plot_conditional", "plot_given", "plot_targets"]
 
-# Draws farther from the median than so many interquartile ranges are not shown.
-FARTHEST = 4.0
-
-
-@bare_arrays()
+@canvas.bare_arrays()
 def plot_conditional(
     estimator: ConditionalEstimator,
     X: ArrayLike | None = None,
@@ -46,52 +31,41 @@ def plot_conditional(
     coverages: Sequence[float] = (0.5, 0.9),
     ax: Axes | None = None,
 ) -> Figure:
-    """Return the median of y and its central intervals along one feature, with the training data or those given as points.
+    """Return the median of y and its central intervals along one feature, with the training data or ``X, y``.
 
-    The other features are held at their training medians; the points have values of their own there, so that they need not
-    fill the intervals as they do where there is one feature.
+    The other features are fixed at their training medians, or most frequent labels. The points keep their own
+    values of these features, so that the intervals need not cover them at the nominal rate.
     """
     trained = training_rows(estimator)[0]
     shown, targets = rows_to_show(estimator, X, y)
     kinds = kinds_of(estimator, trained.shape[1], targets.shape[1])
     if targets.shape[1] > 1:
-        raise ValueError(
-            "intervals are for targets of one dimension: use plot_given(estimator.given(x)) for this model."
-        )
+        raise ValueError("intervals need a single target: use plot_given(estimator.given(x)) for this model.")
     if kinds.targets[0].categorical:
-        raise ValueError("labels have no intervals: use plot_targets(estimator) for this model.")
-    names = feature_names(estimator, trained.shape[1])
-    place = column_at(feature, names)
+        raise ValueError("a categorical target has no intervals: use plot_targets(estimator) for this model.")
+    names = canvas.feature_names(estimator, trained.shape[1])
+    place = canvas.column_at(feature, names)
     figure, axis = one_panel(ax, width=6.4, height=4.2)
     labels = levels_of(kinds.features[place])
-    middle = [_middle(column, kind) for column, kind in zip(trained.T, kinds.features, strict=True)]
-    grid = np.tile(middle, (GRID_POINTS if labels is None else len(labels), 1))
-    low, high = np.nanmin(shown[:, place]), np.nanmax(shown[:, place])
-    grid[:, place] = np.linspace(low, high, GRID_POINTS) if labels is None else np.arange(len(labels))
-    points = some_rows(np.column_stack([shown[:, place], targets[:, 0]]))
-    (_bands if labels is None else _bars)(axis, estimator, grid, place, coverages)
+    column = shown[:, place]
+    along = np.linspace(np.nanmin(column), np.nanmax(column), 160) if labels is None else range(len(labels))
+    centre = [_centre(values, kind) for values, kind in zip(trained.T, kinds.features, strict=True)]
+    grid = np.tile(centre, (len(along), 1))
+    grid[:, place] = along
+    _intervals(axis, estimator, grid, place, coverages, labelled=labels is not None)
+    points = canvas.some_rows(np.column_stack([column, targets[:, 0]]))
     if labels is not None:
         points[:, 0] += np.random.default_rng(0).uniform(-0.3, 0.3, len(points))
         name_levels(axis.xaxis, labels)
-    axis.scatter(
-        points[:, 0],
-        points[:, 1],
-        s=8,
-        color=DATA_COLOUR,
-        alpha=0.6,
-        linewidths=0,
-        label="data",
-        rasterized=True,
-    )
-    others = " (the other features at their medians)" if trained.shape[1] > 1 else ""
-    axis.set_xlabel(names[place] + others)
-    axis.set_ylabel(target_names(estimator, 1)[0])
+    canvas.scatter(axis, points, s=8, color=DATA_COLOUR, label="data")
+    others = " (the other features at their medians)" if len(names) > 1 else ""
+    axis.set(xlabel=names[place] + others, ylabel=target_names(estimator, 1)[0])
     if ax is None:
         figure.legend(loc="outside upper center", ncols=2 + len(coverages), frameon=False)
     return figure
 
 
-@bare_arrays()
+@canvas.bare_arrays()
 def plot_targets(
     estimator: ConditionalEstimator,
     X: ArrayLike | None = None,
@@ -99,12 +73,10 @@ def plot_targets(
     *,
     random_state: Seed = 0,
 ) -> Figure:
-    """Return the pairs of several targets: the training data, or those given, and a draw under the condition of each."""
+    """Return pairs of targets: the training data, or ``X, y``, and one draw given the condition of each."""
     X, targets = rows_to_show(estimator, X, y)
-    draws, names = (
-        drawn(estimator, 1, random_state, X).reshape(targets.shape),
-        target_names(estimator, targets.shape[1]),
-    )
+    draws = drawn(estimator, 1, random_state, X).reshape(targets.shape)
+    names = target_names(estimator, targets.shape[1])
     levels = [levels_of(kind) for kind in kinds_of(estimator, X.shape[1], targets.shape[1]).targets]
     if len(names) == 1:
         return plot_marginal(targets, draws, name=names[0], levels=levels[0])
@@ -114,29 +86,20 @@ def plot_targets(
 def plot_given(
     given: GivenDensity, *, n_samples: int = 1000, random_state: Seed = 0, ax: Axes | None = None
 ) -> Figure:
-    """Return the density under one condition with draws of the sampler; the draws alone, if y has two dimensions or more."""
+    """Return the density under one condition with draws; for several targets, draws of the first two."""
     draws = np.asarray(given.sample(n_samples, random_state=random_state)).reshape(n_samples, -1)
-    names = given.target_names or (["y"] if draws.shape[1] == 1 else [f"y{k}" for k in range(draws.shape[1])])
+    names = target_names(given, draws.shape[1])
     figure, axis = one_panel(ax, width=5.0, height=3.8)
+    axis.set_xlabel(names[0])
     kind = given.target_kinds[0] if given.target_kinds else Real()
-    if draws.shape[1] == 1 and kind.discrete:
+    if draws.shape[1] > 1:
+        canvas.scatter(axis, draws, s=5.0, color=MODEL_COLOUR, label="draws")
+        axis.set_aspect(canvas.aspect(np.ptp(draws[:, :2], axis=0)))  # type: ignore[arg-type]
+        axis.set_ylabel(names[1])
+    elif kind.discrete:
         _probabilities(axis, given, draws[:, 0], levels_of(kind))
-        axis.set_xlabel(names[0])
-    elif draws.shape[1] == 1:
-        # A few draws far out would make the rest small.
-        middle = draws[:, 0][
-            np.abs(draws[:, 0] - np.median(draws)) <= FARTHEST * np.subtract(*np.percentile(draws, [75, 25]))
-        ]
-        shares = np.full(len(middle), 1.0 / len(draws))
-        counts, edges = np.histogram(middle, bins=40, weights=shares)
-        axis.stairs(counts / np.diff(edges), edges, color=MODEL_COLOUR, alpha=0.6, label="draws")
-        line(axis, given, around=middle)
-        axis.set_xlabel(names[0])
-        axis.legend(frameon=False)
     else:
-        scatter(axis, None, draws[:, :2])
-        axis.set_aspect("equal" if comparable(np.ptp(draws[:, :2], axis=0)) else "auto")
-        axis.set(xlabel=names[0], ylabel=names[1])
+        _curve(axis, given, draws[:, 0])
     if given.condition:
         axis.set_title(
             "given " + ", ".join(f"{name} = {cell(value)}" for name, value in given.condition.items())
@@ -147,20 +110,20 @@ def plot_given(
 def rows_to_show(
     estimator: ConditionalEstimator, X: ArrayLike | None, y: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and targets, both as columns: those given, or those of the training."""
+    """Return features and targets as two-dimensional arrays: ``X, y``, or the training data."""
     if (X is None) != (y is None):
-        raise ValueError("give both X and y, or neither to see the training data.")
-    rows, targets = training_rows(estimator) if X is None or y is None else numbers_of(estimator, X, y)
+        raise ValueError("pass both X and y, or neither for the training data.")
+    rows, targets = training_rows(estimator) if X is None else numbers_of(estimator, X, y)
     return rows, targets
 
 
 def cell(value: object) -> str:
-    """Return a cell of a table in few characters."""
+    """Return a cell of a table as short text."""
     return f"{value:.3g}" if isinstance(value, float | np.floating) else str(value)
 
 
-def _middle(column: np.ndarray, kind: AbstractKind) -> float:
-    """Return the median of numbers, and the most frequent of labels."""
+def _centre(column: np.ndarray, kind: AbstractKind) -> float:
+    """Return the median of numbers or the most frequent code of labels."""
     seen = column[~np.isnan(column)]
     if not kind.categorical:
         return float(np.median(seen))
@@ -168,8 +131,18 @@ def _middle(column: np.ndarray, kind: AbstractKind) -> float:
     return float(codes[np.argmax(counts)])
 
 
+def _curve(axis: Axes, given: GivenDensity, draws: np.ndarray, farthest: float = 4.0) -> None:
+    """Draw the density and the histogram of draws within ``farthest`` interquartile ranges of the median."""
+    reach = farthest * np.subtract(*np.percentile(draws, [75, 25]))
+    central = draws[np.abs(draws - np.median(draws)) <= reach]
+    counts, edges = np.histogram(central, bins=40)
+    axis.stairs(counts / len(draws) / np.diff(edges), edges, color=MODEL_COLOUR, alpha=0.6, label="draws")
+    line(axis, given, around=central)
+    axis.legend(frameon=False)
+
+
 def _probabilities(axis: Axes, given: GivenDensity, draws: np.ndarray, labels: list[str] | None) -> None:
-    """Draw the probability of each value that was drawn, or of each label."""
+    """Draw the probability of each label, or of each value among the draws."""
     codes = np.unique(draws) if labels is None else np.arange(len(labels), dtype=float)
     axis.bar(codes, np.exp(given.score_samples(codes)), width=0.8, color=MODEL_COLOUR, alpha=0.6)
     axis.set_ylabel("probability")
@@ -177,53 +150,33 @@ def _probabilities(axis: Axes, given: GivenDensity, draws: np.ndarray, labels: l
         name_levels(axis.xaxis, labels)
 
 
-def _bands(
-    axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]
+def _intervals(
+    axis: Axes,
+    estimator: Any,
+    grid: np.ndarray,
+    feature: int,
+    coverages: Sequence[float],
+    *,
+    labelled: bool,
 ) -> None:
-    shades = np.linspace(0.25, 0.35, len(coverages))
-    # The wide intervals lie under the narrow ones.
-    for coverage, shade in zip(sorted(coverages, reverse=True), shades, strict=True):
-        limits = _interval(estimator, grid, coverage)
-        look: dict[str, Any] = {
-            "color": matplotlib.colors.to_rgba(MODEL_COLOUR, shade),
-            "linewidth": 0,
-            "label": f"{coverage:.0%} interval",
-        }
-        axis.fill_between(grid[:, feature], limits[0], limits[1], **look)
-    median = np.asarray(estimator.quantile(_cells(estimator, grid), 0.5))
-    axis.plot(grid[:, feature], median, color=MODEL_COLOUR, linewidth=2.0, label="median")
-
-
-def _bars(
-    axis: Axes, estimator: ConditionalEstimator, grid: np.ndarray, feature: int, coverages: Sequence[float]
-) -> None:
-    """Draw intervals under each label, the narrow ones over the wide."""
-    for coverage, width in zip(
-        sorted(coverages, reverse=True), (0.35, 0.5, *[0.6] * len(coverages)), strict=False
-    ):
-        low, high = _interval(estimator, grid, coverage)
-        look: dict[str, Any] = {
-            "color": MODEL_COLOUR,
-            "alpha": 0.25,
-            "width": width,
-            "label": f"{coverage:.0%} interval",
-        }
-        axis.bar(grid[:, feature], high - low, bottom=low, **look)
-    median = np.asarray(estimator.quantile(_cells(estimator, grid), 0.5))
-    axis.plot(
-        grid[:, feature], median, "_", color=MODEL_COLOUR, markersize=24, markeredgewidth=2.5, label="median"
-    )
-
-
-def _interval(
-    estimator: ConditionalEstimator, grid: np.ndarray, coverage: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of central intervals, repaired ones of a model that was."""
-    low, high = np.asarray(estimator.interval(_cells(estimator, grid), coverage)).T
-    return low, high
-
-
-def _cells(estimator: Any, grid: np.ndarray) -> np.ndarray:
-    """Return conditions that are numbers as cells of the table that was fitted to."""
+    """Draw the median and the intervals along a feature, narrow intervals over wide ones: bars for labels."""
     columns = getattr(estimator, "_columns", None)
-    return grid if columns is None else columns.decode(grid, whole=False)
+    cells = grid if columns is None else columns.decode(grid, whole=False)
+    along = grid[:, feature]
+    median = np.asarray(estimator.quantile(cells, 0.5))
+    shades = np.linspace(0.25, 0.35, len(coverages))
+    widths = (0.35, 0.5, *[0.6] * len(coverages))
+    for place, coverage in enumerate(sorted(coverages, reverse=True)):
+        low, high = np.asarray(estimator.interval(cells, coverage)).T
+        draw: Callable = axis.fill_between
+        arguments: dict[str, Any] = {"y1": low, "y2": high, "linewidth": 0}
+        arguments["color"] = to_rgba(MODEL_COLOUR, shades[place])
+        if labelled:
+            draw = axis.bar
+            arguments = {"height": high - low, "bottom": low, "width": widths[place]}
+            arguments |= {"color": MODEL_COLOUR, "alpha": 0.25}
+        draw(along, label=f"{coverage:.0%} interval", **arguments)
+    if labelled:
+        axis.plot(along, median, "_", color=MODEL_COLOUR, markersize=24, markeredgewidth=2.5, label="median")
+    else:
+        axis.plot(along, median, color=MODEL_COLOUR, linewidth=2.0, label="median")

@@ -1,6 +1,7 @@
-"""One column at a time: the histogram of the data, and over it what the model says."""
+"""One column at a time: histograms of the data and the density or the shares of draws from the model."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,17 +9,11 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, one_panel
+from kexpfam.data.kinds import Category
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, one_panel, panels, shortened
 
-__all__ = ["histogram", "name_levels", "plot_marginal"]
-
-# A column with no more distinct values than this is shown as shares of each.
+# A column with at most this many distinct values is shown as the share of each.
 MOST_VALUES = 20
-FEWEST_BARS, MOST_BARS = 15, 40
-# Labels up to the first length lie flat below a panel, and are cut at the second.
-SHORT_LABEL, LONGEST_LABEL = 4, 14
-# Places of the curve that draws are smoothed to, within the width of a bar.
-FINE = 16
 
 
 def plot_marginal(
@@ -30,24 +25,22 @@ def plot_marginal(
     ax: Axes | None = None,
     labels: bool = True,
 ) -> Figure:
-    """Return the histogram of one column, and over it the density of draws of a model: it takes some thousands to be smooth.
+    """Return the histogram of one column and the density of draws from a model.
 
-    A column of few distinct values is shown as the share of each, draws counted with the value that is nearest; ``levels`` are
-    the labels of a category, whose values are their places. Gaps (NaN) are left out.
+    A column of few distinct values is shown as the share of each; draws count for the nearest value.
+    ``levels`` are the labels of a category, whose values are their positions. Missing values (NaN) are left
+    out.
     """
     figure, axis = one_panel(ax, width=3.4, height=2.6)
-    column = np.asarray(values, float).ravel()
-    column = column[np.isfinite(column)]
-    drawn = None if draws is None else np.asarray(draws, float).ravel()
-    drawn = None if drawn is None else drawn[np.isfinite(drawn)]
+    column = _finite(values)
+    drawn = None if draws is None else _finite(draws)
     distinct = np.unique(column) if levels is None else np.arange(len(levels), dtype=float)
     if len(distinct) <= MOST_VALUES or levels is not None:
         _shares(axis, column, distinct, drawn)
     else:
         edges = histogram(axis, column)
         if drawn is not None:
-            points, density = smoothed(drawn, edges)
-            axis.plot(points, density, color=MODEL_COLOUR, linewidth=2.0, label="model")
+            axis.plot(*smoothed(drawn, edges), color=MODEL_COLOUR, linewidth=2.0, label="model")
         axis.set_ylabel("density")
     axis.set_xlabel(name)
     if levels is not None:
@@ -57,39 +50,55 @@ def plot_marginal(
     return figure
 
 
+def plot_columns(draws: np.ndarray, data: np.ndarray | None, columns: Any, names: Sequence[str]) -> Figure:
+    """Return a panel per column: bars for labels and integers, histograms for other kinds.
+
+    ``draws`` and ``data`` are arrays of numbers; ``columns`` has the kinds of the columns. Missing values
+    are left out.
+    """
+    figure, axes = panels(len(names), width=3.6, height=3.0, columns=3)
+    tables = [("draws", draws, MODEL_COLOUR)] + ([] if data is None else [("data", data, DATA_COLOUR)])
+    for j, (axis, kind, name) in enumerate(zip(axes, columns.kinds, names, strict=True)):
+        for place, (label, table, colour) in enumerate(tables):
+            values = table[~np.isnan(table[:, j]), j]
+            look: dict[str, Any] = {"color": colour, "label": label}
+            if kind.discrete:
+                seen, counts = np.unique(values, return_counts=True)
+                axis.bar(seen + 0.4 * (place - 0.5), counts / counts.sum(), width=0.4, alpha=0.6, **look)
+            else:
+                axis.hist(values, bins=40, density=True, histtype="step", **look)
+        if isinstance(kind, Category):
+            axis.set_xticks(range(len(kind.levels)), [str(level) for level in kind.levels])
+        axis.set_xlabel(str(name))
+    axes[0].legend()
+    return figure
+
+
 def name_levels(axis: XAxis | YAxis, levels: Sequence[str]) -> None:
-    """Put the labels of a category, the first few of many, where their codes are."""
-    shown = [
-        level if len(level) <= LONGEST_LABEL else f"{level[: LONGEST_LABEL - 1]}…"
-        for level in levels[:MOST_VALUES]
-    ]
+    """Label the codes of a category, at most the first ``MOST_VALUES``; rotate long labels."""
+    shown = [shortened(level, 14) for level in levels[:MOST_VALUES]]
     axis.set_ticks(list(range(len(shown))), shown)
+    rotated = isinstance(axis, XAxis) and max(map(len, shown)) > 4
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
-        label.set_rotation(30 if isinstance(axis, XAxis) and max(map(len, shown)) > SHORT_LABEL else 0)
+        label.set_rotation(30 if rotated else 0)
 
 
 def histogram(axis: Axes, data: np.ndarray, draws: np.ndarray | None = None) -> np.ndarray:
-    """Draw the histogram of data, and the outline of that of draws, as densities; return the edges of the bars."""
+    """Draw the histogram of the data, and of draws as an outline; return the edges of the bars."""
     edges = _edges(data)
-    axis.hist(data, bins=edges.tolist(), density=True, color=DATA_COLOUR, alpha=0.35, label="data")
+    look: dict[str, Any] = {"bins": edges.tolist(), "density": True}
+    axis.hist(data, color=DATA_COLOUR, alpha=0.35, label="data", **look)
     if draws is not None:
-        axis.hist(
-            draws,
-            bins=edges.tolist(),
-            density=True,
-            histtype="step",
-            color=MODEL_COLOUR,
-            alpha=0.7,
-            label="draws",
-        )
+        axis.hist(draws, histtype="step", color=MODEL_COLOUR, alpha=0.7, label="draws", **look)
     return edges
 
 
-def smoothed(draws: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return places and the density of draws there, smoothed by half the width of a bar and mirrored at the ends.
+def smoothed(draws: np.ndarray, edges: np.ndarray, fine: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    """Return points, ``fine`` per bar, and the density of the draws there.
 
-    The curve spans the edges and one bar more on either side; draws beyond count in the total.
+    The density is smoothed by half the width of a bar and reflected at the ends. The curve spans the edges
+    and one bar more on either side; draws beyond count in the total.
     """
     from scipy.ndimage import gaussian_filter1d  # slow to import
 
@@ -97,49 +106,40 @@ def smoothed(draws: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarr
     low, high = max(edges[0] - bar, draws.min()), min(edges[-1] + bar, draws.max())
     if not high > low:
         low, high = edges[0], edges[-1]
-    cells = max(int(np.ceil(FINE * (high - low) / bar)), 1)
-    counts, fine = np.histogram(draws, bins=cells, range=(low, high))
-    width = fine[1] - fine[0]
+    cells = max(int(np.ceil(fine * (high - low) / bar)), 1)
+    counts, borders = np.histogram(draws, bins=cells, range=(low, high))
+    width = borders[1] - borders[0]
     density = gaussian_filter1d(counts / (len(draws) * width), 0.5 * bar / width, mode="reflect")
-    return 0.5 * (fine[1:] + fine[:-1]), density
+    return 0.5 * (borders[1:] + borders[:-1]), density
 
 
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Return the edges of equal bars, by the rule of Freedman and Diaconis within limits."""
+def _finite(values: ArrayLike) -> np.ndarray:
+    column = np.asarray(values, float).ravel()
+    return column[np.isfinite(column)]
+
+
+def _edges(values: np.ndarray, fewest: int = 15, most: int = 40) -> np.ndarray:
+    """Return the edges of equal bars: the rule of Freedman and Diaconis within limits."""
     low, high = values.min(), values.max()
     if not high > low:
         return np.array([low - 0.5, low + 0.5])
     width = 2.0 * np.subtract(*np.percentile(values, [75, 25])) / len(values) ** (1.0 / 3.0)
-    wanted = (high - low) / width if width > 0.0 else MOST_BARS
-    # Between modes that lie apart the quartiles are no measure of width: some bars there are in any case.
-    fewest = min(FEWEST_BARS, int(np.sqrt(len(values))))
-    return np.linspace(low, high, int(np.clip(np.ceil(wanted), max(fewest, 1), MOST_BARS)) + 1)
+    wanted = (high - low) / width if width > 0.0 else most
+    # The interquartile range of separated modes is too wide a measure: it would give too few bars.
+    fewest = max(min(fewest, int(np.sqrt(len(values)))), 1)
+    return np.linspace(low, high, int(np.clip(np.ceil(wanted), fewest, most)) + 1)
 
 
 def _shares(axis: Axes, values: np.ndarray, distinct: np.ndarray, draws: np.ndarray | None) -> None:
     width = 0.8 * (np.diff(distinct).min() if len(distinct) > 1 else 1.0)
-    axis.bar(
-        distinct,
-        _counts(values, distinct) / len(values),
-        width=width,
-        color=DATA_COLOUR,
-        alpha=0.35,
-        label="data",
-    )
+    axis.bar(distinct, _nearest(values, distinct), width=width, color=DATA_COLOUR, alpha=0.35, label="data")
     if draws is not None:
-        axis.plot(
-            distinct,
-            _counts(draws, distinct) / len(draws),
-            "o",
-            color=MODEL_COLOUR,
-            markersize=5,
-            label="model",
-        )
+        axis.plot(distinct, _nearest(draws, distinct), "o", color=MODEL_COLOUR, markersize=5, label="model")
     axis.set_ylabel("share of rows")
     axis.set_ylim(bottom=0.0)
 
 
-def _counts(values: np.ndarray, distinct: np.ndarray) -> np.ndarray:
-    """Return how many values are nearest to each of the distinct ones."""
+def _nearest(values: np.ndarray, distinct: np.ndarray) -> np.ndarray:
+    """Return the share of values whose nearest distinct value is each."""
     nearest = np.searchsorted(0.5 * (distinct[1:] + distinct[:-1]), values)
-    return np.bincount(nearest, minlength=len(distinct))
+    return np.bincount(nearest, minlength=len(distinct)) / len(values)

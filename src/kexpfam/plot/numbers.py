@@ -1,4 +1,4 @@
-"""The numbers behind a model's tables: labels are codes and gaps NaN here, so that cells of any kind can be drawn."""
+"""Tables of a model as arrays of numbers: labels are codes and missing values NaN."""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +6,9 @@ import numpy as np
 
 from kexpfam.data.kinds import AbstractKind, Real
 
-__all__ = ["Kinds", "drawn", "kinds_of", "levels_of", "numbers_of", "training_rows"]
-
-# Rows that weights of whole numbers are written out to.
-MOST_REPEATED = 100_000
-
 
 class Kinds(NamedTuple):
-    """The kinds of features and of targets; of a density p(x) all columns are targets. Real where a model knows no kinds."""
+    """Kinds of the features and the targets (default: Real). All columns of a p(x) are targets."""
 
     features: tuple[AbstractKind, ...]
     targets: tuple[AbstractKind, ...]
@@ -25,7 +20,7 @@ class Kinds(NamedTuple):
 
 
 def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
-    """Return the kinds of a model of so many features and targets."""
+    """Return the kinds of a model with this many features and targets."""
     inputs, outputs = (
         getattr(getattr(estimator, name, None), "kinds", None) for name in ("_columns", "_target_columns")
     )
@@ -40,7 +35,7 @@ def levels_of(kind: AbstractKind | None) -> list[str] | None:
 
 
 def numbers_of(estimator: Any, *tables: Any) -> tuple[np.ndarray, ...]:
-    """Return a table, or features and targets, as the numbers that the model works with; targets have columns."""
+    """Return a table, or features and targets, as two-dimensional arrays of numbers."""
     if not hasattr(estimator, "density_"):
         return tuple(np.asarray(table) for table in tables)
     if len(tables) == 1:
@@ -56,24 +51,23 @@ def drawn(estimator: Any, count: int, random_state: Any, *X: np.ndarray) -> np.n
     return np.asarray(estimator._draws(estimator.density_, count, random_state, 0, *X))
 
 
-def training_rows(estimator: Any) -> tuple[np.ndarray, ...]:
-    """Return the training data as numbers, each row as often as its weight says: a table, or features and targets.
+def training_rows(estimator: Any, most: int = 100_000) -> tuple[np.ndarray, ...]:
+    """Return the training data as numbers, rows repeated by their weights: a table, or features and targets.
 
-    Weights that are no counts give as many rows as there were, each by its share.
+    Integer weights with a sum of at most ``most`` are counts. Other weights give as many rows as there were,
+    each in proportion to its weight.
     """
-    tables: tuple[np.ndarray, ...] = (estimator._training,)
+    tables: tuple[np.ndarray, ...]
     if estimator.conditional:
-        tables += (estimator._training_targets,)
+        tables = (estimator._training, estimator._training_targets)
     else:
         tables = (estimator.density_.scaling.to_data(estimator._training),)
     weight = getattr(estimator, "_weight", None)
     if weight is None:
         return tables
-    if np.all(weight == np.round(weight)) and weight.sum() <= MOST_REPEATED:
+    if np.all(weight == np.round(weight)) and weight.sum() <= most:
         places = np.repeat(np.arange(len(weight)), weight.astype(int))
     else:
-        shares = np.cumsum(weight) / np.sum(weight)
-        places = np.minimum(
-            np.searchsorted(shares, (np.arange(len(weight)) + 0.5) / len(weight)), len(weight) - 1
-        )
+        levels = (np.arange(len(weight)) + 0.5) / len(weight)
+        places = np.searchsorted(np.cumsum(weight) / np.sum(weight), levels).clip(max=len(weight) - 1)
     return tuple(table[places] for table in tables)

@@ -1,4 +1,4 @@
-"""Numbers with error bars, one below the other: what matters, and which model is better."""
+"""Numbers with error bars, one per line."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.plot.canvas import MODEL_COLOUR, one_panel
-
-__all__ = ["plot_ranking"]
+from kexpfam.plot.canvas import MODEL_COLOUR, one_panel, shortened
 
 
 def plot_ranking(
@@ -20,14 +18,14 @@ def plot_ranking(
     label: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Return values with two standard errors to either side, the first name on top."""
+    """Return a figure of values with error bars of two standard errors, the first name on top."""
     values = np.asarray(values, float)
     figure, axis = one_panel(ax, width=5.0, height=0.9 + 0.32 * len(values))
     places = np.arange(len(values))[::-1]
     spread = None if errors is None else 2.0 * np.asarray(errors, float)
     axis.axvline(0.0, color="black", linewidth=0.8)
     axis.errorbar(values, places, xerr=spread, fmt="o", color=MODEL_COLOUR, markersize=6, elinewidth=1.5)
-    axis.set_yticks(places, [name if len(name) <= 24 else f"{name[:23]}…" for name in names])
+    axis.set_yticks(places, [shortened(name, 24) for name in names])
     for tick in axis.get_yticklabels():
         tick.set_parse_math(False)
     axis.set_ylim(-0.6, len(values) - 0.4)

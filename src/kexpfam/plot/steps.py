@@ -1,4 +1,4 @@
-"""Pictures of a solver at work: its trace, and its sampler's draws on the way."""
+"""Steps of a solver: its trace, and draws of its sampler during the fit."""
 
 from typing import Any
 
@@ -6,45 +6,40 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kexpfam.estimators.base import Estimator
-from kexpfam.plot.canvas import MODEL_COLOUR, comparable, panels, scatter
-
-__all__ = ["plot_snapshots", "plot_trace"]
+from kexpfam.plot.canvas import MODEL_COLOUR, aspect, panels, scatter_both
 
 
 def plot_trace(estimator: Estimator) -> Figure:
-    """Return a figure of the solver's steps: a panel for each series of its trace, by the name that the solver gives it."""
+    """Return a figure with one panel per series of the solver's trace."""
     trace = getattr(getattr(estimator, "solution_", None), "trace", None)
     if not trace:
-        raise ValueError(
-            "this model has no steps to show: it was fitted outright; a solver with steps is solver='dde', say."
-        )
+        raise ValueError("this model has no steps to show: use an iterative solver, such as solver='dde'.")
     figure, axes = panels(len(trace), width=3.6, height=3.0, columns=4)
     for axis, (name, series) in zip(axes, trace.items(), strict=True):
+        title = name.replace("_", " ")
         axis.plot(np.arange(1, len(series) + 1), series, color=MODEL_COLOUR, linewidth=0.8)
-        axis.set_title(name.replace("_", " "))
-        axis.set(xlabel="step", ylabel=name.replace("_", " "))
+        axis.set(title=title, xlabel="step", ylabel=title)
     return figure
 
 
 def plot_snapshots(estimator: Any, *, most: int = 6) -> Figure:
-    """Return sampler draws at several steps of a run, each over the data: convergence as the paper shows it.
+    """Return draws of the sampler at several steps of a fit, each over the data, in model units.
 
-    The model must have been fitted with ``DDE(snapshots=True)``. The first two coordinates of f are shown, in model units.
+    The model must have been fitted with ``DDE(snapshots=True)``. The first two coordinates of f are shown.
     """
-    solution = getattr(estimator, "solution_", None)
-    kept = {
-        int(step): np.asarray(draws) for step, draws in (getattr(solution, "snapshots", None) or {}).items()
-    }
-    if not kept:
+    snapshots = getattr(getattr(estimator, "solution_", None), "snapshots", None) or {}
+    draws = {int(step): np.asarray(points) for step, points in snapshots.items()}
+    if not draws:
         raise ValueError("this model has no snapshots: fit it with solver=DDE(snapshots=True).")
-    data, steps = np.asarray(estimator._problem.sample.target), sorted(kept)
+    data = np.asarray(estimator._problem.sample.target)
     if data.shape[1] < 2:
-        raise ValueError("snapshots are drawn in two coordinates, and f depends on one here; use plot().")
-    chosen = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))]
+        raise ValueError("snapshots show two coordinates, and f depends on one here; use plot() instead.")
+    steps = sorted(draws)
+    chosen = np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))
     figure, axes = panels(len(chosen), width=3.4, height=3.4, columns=3)
-    for axis, step in zip(axes, chosen, strict=True):
-        scatter(axis, data[:, :2], kept[step][:, :2])
-        axis.set_aspect("equal" if comparable(np.ptp(data[:, :2], axis=0)) else "auto")
+    for axis, step in zip(axes, [steps[i] for i in chosen], strict=True):
+        scatter_both(axis, data, draws[step])
+        axis.set_aspect(aspect(np.ptp(data[:, :2], axis=0)))  # type: ignore[arg-type]
         axis.axis("off")
         axis.set_title("initialisation" if step == 0 else f"after {step:,} steps")
     return figure
