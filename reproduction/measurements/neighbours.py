@@ -6,7 +6,7 @@ That is no density, so the library's ``NeighbourDensity`` falls back on the near
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from kexpfam.estimators.kernel_density import deal
+from kexpfam.baselines.kernel_density import deal
 from reproduction.measurements.benchmark import halves
 from reproduction.records import Values
 from reproduction.specs import Cell

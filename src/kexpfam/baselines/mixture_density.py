@@ -9,9 +9,9 @@ from jaxtyping import Array, Key
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr, ndtri
 
+from kexpfam.baselines.kernel_density import chunks, log_volume
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.kernel_density import chunks, log_volume
 from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.measures import logsumexp

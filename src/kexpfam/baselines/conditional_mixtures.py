@@ -12,11 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.data.columns import check_targets
-from kexpfam.data.scaling import Scaling, constant_columns
-from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
-from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
-from kexpfam.estimators.kernel_density import (
+from kexpfam.baselines.kernel_density import (
     FOLDS,
     MOST_HELD_OUT,
     GridSearch,
@@ -26,7 +22,7 @@ from kexpfam.estimators.kernel_density import (
     grid_of,
     log_volume,
 )
-from kexpfam.estimators.mixture_density import (
+from kexpfam.baselines.mixture_density import (
     AbstractWeights,
     ConditionalMixture,
     KernelWeights,
@@ -34,6 +30,10 @@ from kexpfam.estimators.mixture_density import (
     inputs,
     safe_log,
 )
+from kexpfam.data.columns import check_targets
+from kexpfam.data.scaling import Scaling, constant_columns
+from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
+from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
 from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from

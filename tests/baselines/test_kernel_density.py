@@ -13,10 +13,10 @@ from sklearn.neighbors import KernelDensity as PlainKernelDensity
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
+from kexpfam.baselines import kernel_density
+from kexpfam.baselines.kernel_density import BANDWIDTHS, GridSearch, KernelDensity, deal, held_out_losses
 from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
-from kexpfam.estimators import kernel_density
-from kexpfam.estimators.kernel_density import BANDWIDTHS, GridSearch, KernelDensity, deal, held_out_losses
 
 ROWS, DRAWS = 120, 4000
 

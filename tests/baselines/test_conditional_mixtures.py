@@ -12,9 +12,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam.data.columns import TiesWarning
-from kexpfam.estimators import conditional_mixtures, kernel_density, mixture_density
-from kexpfam.estimators.conditional_mixtures import (
+from kexpfam.baselines import conditional_mixtures, kernel_density, mixture_density
+from kexpfam.baselines.conditional_mixtures import (
     ConditionalKernelDensity,
     LeastSquaresConditional,
     NeighbourDensity,
@@ -22,8 +21,9 @@ from kexpfam.estimators.conditional_mixtures import (
     ratio_weights,
     search_widths,
 )
-from kexpfam.estimators.kernel_density import deal
-from kexpfam.estimators.mixture_density import KernelWeights, NeighbourWeights
+from kexpfam.baselines.kernel_density import deal
+from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
+from kexpfam.data.columns import TiesWarning
 from kexpfam.fit.bases import TAIL_WIDTH
 
 ROWS = 60
@@ -205,10 +205,10 @@ def test_the_moments_of_least_squares_are_integrals(data):
         for k in range(3):
             slow = np.mean(
                 [
-                    quad(lambda t, a=a: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0]
+                    quad(lambda t, a=a, j=j, k=k: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0]
                     for a in x[:, 0]
                 ]
-            )  # noqa: B023
+            )
             assert H[j, k] == pytest.approx(slow, rel=1e-6)
 
 

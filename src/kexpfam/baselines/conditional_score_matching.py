@@ -9,6 +9,25 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from kexpfam.baselines.derivatives import (
+    DerivativeSpan,
+    ValueSpan,
+    base_scores,
+    derivative_gram,
+    folds_of,
+    full_path,
+    full_weights,
+    losses,
+    one_standard_error,
+)
+from kexpfam.baselines.score_matching import (
+    SCORE_BASES,
+    ScoreSelection,
+    ScoreSettings,
+    ScoreTrial,
+    score_base,
+    trials_of,
+)
 from kexpfam.data.columns import check_targets
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -21,25 +40,6 @@ from kexpfam.estimators.base import (
     keys_from,
     one_of,
     warn_of_uncertain_normaliser,
-)
-from kexpfam.estimators.derivatives import (
-    DerivativeSpan,
-    ValueSpan,
-    base_scores,
-    derivative_gram,
-    folds_of,
-    full_path,
-    full_weights,
-    losses,
-    one_standard_error,
-)
-from kexpfam.estimators.score_matching import (
-    SCORE_BASES,
-    ScoreSelection,
-    ScoreSettings,
-    ScoreTrial,
-    score_base,
-    trials_of,
 )
 from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture

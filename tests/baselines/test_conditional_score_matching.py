@@ -10,11 +10,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam.data.columns import TiesWarning
-from kexpfam.data.sample import Sample
-from kexpfam.estimators import conditional_score_matching
-from kexpfam.estimators.conditional_score_matching import ConditionalScoreMatching, fold_losses
-from kexpfam.estimators.derivatives import (
+from kexpfam.baselines import conditional_score_matching
+from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching, fold_losses
+from kexpfam.baselines.derivatives import (
     base_scores,
     derivative_gram,
     fitted_losses,
@@ -22,6 +20,8 @@ from kexpfam.estimators.derivatives import (
     full_weights,
     product_gram,
 )
+from kexpfam.data.columns import TiesWarning
+from kexpfam.data.sample import Sample
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 

@@ -10,8 +10,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import kexpfam
+from kexpfam.baselines.flow import SplineFlow, Training
 from kexpfam.datasets import two_moons
-from kexpfam.estimators.flow import SplineFlow, Training
 
 ROWS = 80
 SMALL = {

@@ -11,6 +11,16 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from kexpfam.baselines.derivatives import (
+    Basis,
+    DerivativeSpan,
+    Quadratic,
+    base_scores,
+    fitted_losses,
+    folds_of,
+    full_weights,
+    one_standard_error,
+)
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -25,16 +35,6 @@ from kexpfam.estimators.base import (
     one_of,
     warn_of_uncertain_normaliser,
     whole,
-)
-from kexpfam.estimators.derivatives import (
-    Basis,
-    DerivativeSpan,
-    Quadratic,
-    base_scores,
-    fitted_losses,
-    folds_of,
-    full_weights,
-    one_standard_error,
 )
 from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture

@@ -11,9 +11,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam.data.sample import Sample
-from kexpfam.datasets import rings, two_moons
-from kexpfam.estimators.derivatives import (
+from kexpfam.baselines.derivatives import (
     Basis,
     DerivativeSpan,
     ValueSpan,
@@ -26,13 +24,15 @@ from kexpfam.estimators.derivatives import (
     one_standard_error,
     value_derivatives,
 )
-from kexpfam.estimators.score_matching import (
+from kexpfam.baselines.score_matching import (
     MOST_EQUATIONS,
     SCORE_BASES,
     ScoreMatchingDiagnosis,
     ScoreMatchingExpFamily,
     fold_losses,
 )
+from kexpfam.data.sample import Sample
+from kexpfam.datasets import rings, two_moons
 from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model import kernels
 from kexpfam.model.density import Tilt
@@ -208,7 +208,7 @@ def test_chunks_do_not_change_the_solution(small, monkeypatch):
     whole = full_weights(KERNEL, UNCONDITIONAL, sample, scores, PENALTY)
     basis = Basis.of_derivatives(KERNEL, points[:3])
     quadratic = basis.quadratic(points, scores)
-    monkeypatch.setattr("kexpfam.estimators.derivatives.CHUNK_NUMBERS", 100)
+    monkeypatch.setattr("kexpfam.baselines.derivatives.CHUNK_NUMBERS", 100)
     np.testing.assert_allclose(full_weights(KERNEL, UNCONDITIONAL, sample, scores, PENALTY), whole, rtol=1e-9)
     np.testing.assert_allclose(basis.quadratic(points, scores).matrix, quadratic.matrix, rtol=1e-9, atol=1e-9)
 
