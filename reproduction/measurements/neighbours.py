@@ -6,7 +6,7 @@ That is no density, so the library's ``NeighbourDensity`` falls back on the near
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from kexpfam.baselines.kernel_density import deal
+from kexpfam.baselines.grid_search import deal
 from reproduction.measurements.benchmark import halves
 from reproduction.records import Values
 from reproduction.specs import Cell
@@ -20,7 +20,7 @@ CANDIDATES, FLOOR = np.logspace(-1.5, 1.5, 9), np.finfo(float).eps
 def bare_neighbours(cell: Cell) -> Values:
     """Return the NLL of the unseen half, radius and width chosen by 5-fold cross-validation of the same score."""
     train, test = halves(cell["dataset"], cell["seed"])
-    x, y, fold = train[:, :-1], train[:, -1:], deal(len(train), np.random.default_rng(cell["seed"]))
+    x, y, fold = train[:, :-1], train[:, -1:], deal(len(train), 5, np.random.default_rng(cell["seed"]))
     near, apart = cdist(x, x), fold[:, None] != fold
     losses = [
         [_nll((near <= radius) & apart, cdist(y, y), width).mean() for width in CANDIDATES]

@@ -1,80 +1,115 @@
-"""Three conditional densities that are mixtures of normals at training targets, and differ in how the weights are found.
+"""Three conditional densities that are mixtures of normals at training targets.
 
-By least squares (LSCDE), from neighbours of the condition (epsilon-KDE), and by a kernel of the condition (Nadaraya-Watson).
+They differ in the weights: by least squares (LSCDE), from the neighbours of the condition (epsilon-KDE), and by a
+kernel of the condition (Nadaraya-Watson).
 """
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.baselines.kernel_density import (
-    FOLDS,
-    MOST_HELD_OUT,
-    GridSearch,
-    SearchDiagnosis,
-    chunks,
-    deal,
-    grid_of,
-    log_volume,
-)
+from kexpfam.baselines.grid_search import GridSearch, SearchDiagnosis, deal, grid_of
 from kexpfam.baselines.mixture_density import (
     AbstractWeights,
-    ConditionalMixture,
     KernelWeights,
+    MixtureDensity,
     NeighbourWeights,
-    inputs,
+    chunks,
+    log_volume,
     safe_log,
+    squared_distances,
+    standardised,
 )
 from kexpfam.data.columns import check_targets
 from kexpfam.data.scaling import Scaling, constant_columns
 from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
 from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
 from kexpfam.estimators.showing import remembered
-from kexpfam.fit.bases import TAIL_WIDTH
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
 __all__ = ["ConditionalKernelDensity", "LeastSquaresConditional", "MixtureEstimator", "NeighbourDensity"]
 
-# The candidates of the authors' own program for LSCDE.
+# Default grids of LSCDE, those of the authors' program.
 RATIO_WIDTHS, RATIO_PENALTIES = np.logspace(-1.5, 1.5, 9), np.logspace(-3.0, 1.0, 9)
-# Widths in y (standard deviations), and in x (shares of the largest distance).
-WIDTHS, SHARES_OF_REACH = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
-# Held-out densities that underflow count as this one: no setting with such a density is ever the best.
+# Default grids of the others: widths of y in standard deviations, widths of x as shares of the largest distance.
+WIDTHS, DISTANCE_SHARES = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
+# The background's standard deviation, in those of the target.
+BACKGROUND_WIDTH = 4.0
+# Lower bound of held-out densities, so that their logarithms are finite.
 SMALLEST_DENSITY = np.finfo(float).tiny
 
 
 class MixtureEstimator(ConditionalEstimator):
-    """What the three estimators share; each says in ``_chosen`` how weights, centres and width come from the data."""
+    """Base class of the three estimators; ``_chosen`` fits the weights."""
 
     _stored = ("density_", "_training", "_training_targets", "_flat_targets", "selection_")
+    background: float
+    folds: int
 
     @abc.abstractmethod
     def _chosen(
         self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
     ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
-        """Return the search, the weights and the centres, from standardised rows; raise for senseless settings."""
+        """Return the search, the weights and the centres for standardised rows; raise for invalid settings."""
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         if not 0.0 <= self.background < 1.0:
-            raise ValueError(f"background must be a share, at least 0 and below 1; got {self.background!r}.")
+            raise ValueError(f"background must be at least 0 and below 1, got {self.background!r}.")
+        whole("folds", self.folds, 2)
         check_targets(X, targets, self._names, self._target_names)
         rng = np.random.default_rng(seed_from(key_from(self.random_state)))
         scaling, condition_scaling = (Scaling.plain(part, weight=self._weight) for part in (targets, X))
         varying = ~constant_columns(X)
-        x, y = inputs(condition_scaling, varying, X), scaling.to_model(targets)
+        x, y = standardised(condition_scaling, varying, X), scaling.to_model(targets)
         self.selection_, weights, centres = self._chosen(x, y, rng)
-        width, background = self.selection_.chosen["width"], float(self.background)
-        self.density_ = ConditionalMixture(
-            weights, centres, width, background, scaling, condition_scaling, varying
+        mixture = (
+            weights,
+            centres,
+            self.selection_.chosen["width"],
+            float(self.background),
+            BACKGROUND_WIDTH,
         )
+        self.density_ = MixtureDensity(*mixture, scaling, condition_scaling, varying)
         return self
+
+    def _search(
+        self,
+        make: Callable[[float], AbstractWeights],
+        name: str,
+        x: np.ndarray,
+        y: np.ndarray,
+        rng: np.random.Generator,
+    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+        """Return the held-out losses of all pairs of a setting of the weights and a target width, and the best weights.
+
+        Each held-out row is scored by the rows of the other folds.
+        """
+        # No two rows are further apart than this.
+        furthest = 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
+        grid = grid_of(name, getattr(self, name), furthest * DISTANCE_SHARES)
+        widths, candidates = grid_of("width", self.width, WIDTHS), [make(float(value)) for value in grid]
+        most = whole("held_out_rows", self.held_out_rows, 1)
+        fold, held = deal(len(x), self.folds, rng), rng.permutation(len(x))[:most]
+        losses = np.zeros((len(grid), len(widths)))
+        counts = np.ones(len(x)) if self._weight is None else self._weight
+        for rows in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
+            squares = np.where(fold[rows, None] != fold, squared_distances(x[rows], x), np.inf)
+            log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
+            masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
+            masses /= masses.sum(axis=2, keepdims=True)
+            in_y = -0.5 * squared_distances(y[rows], y)[:, :, None] / widths**2
+            densities = masses @ np.exp(in_y - log_volume(widths, y.shape[1]))
+            log_density = np.log(np.maximum(densities, SMALLEST_DENSITY)).reshape(len(rows), -1)
+            mixed = with_background(log_density, y[rows], self.background)
+            losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
+        search = GridSearch((name, "width"), (grid, widths), losses)
+        return search, candidates[search.place[0]], y
 
     @remembered
     def diagnose(
@@ -82,9 +117,8 @@ class MixtureEstimator(ConditionalEstimator):
     ) -> SearchDiagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
-        return self._repaired(
-            SearchDiagnosis.of(self.selection_, self._calibration(X, y, key=key_from(random_state)))
-        )
+        calibration = self._calibration(X, y, key=key_from(random_state))
+        return self._repaired(SearchDiagnosis.of(self.selection_, calibration))
 
 
 class LeastSquaresConditional(MixtureEstimator):
@@ -96,29 +130,32 @@ class LeastSquaresConditional(MixtureEstimator):
     .. math:: \tfrac12 \alpha^T H \alpha - h^T \alpha + \tfrac\lambda2 |\alpha|^2, \quad
         H = \tfrac1n \sum_i \int \phi(x_i, y) \phi(x_i, y)^T dy, \quad h = \tfrac1n \sum_i \phi(x_i, y_i),
 
-    the squared error of r weighted by p(x), up to a constant; its negative entries are then set to 0 (as published: that is
-    not the minimiser among non-negative ones) and r is normalised over y, all in closed form. Far from all
-    centres the nearest one with a positive weight decides.
+    the squared error of r weighted by p(x), up to a constant. Negative entries are then set to 0 (as published; this
+    is not the minimiser among non-negative ones) and r is normalised over y in closed form. Far from all centres the
+    nearest one with a positive weight dominates.
 
     Parameters
     ----------
-    width : float or None
-        :math:`\sigma`, in standard deviations of inputs and target. None: 5-fold cross-validation of the log likelihood.
-    penalty : float or None
-        :math:`\lambda`; None likewise.
+    width : float, sequence of float or None
+        :math:`\sigma`, in standard deviations of inputs and target. Several candidates, or 9 values from 0.03 to 32
+        for None, are compared by cross-validation of the log likelihood.
+    penalty : float, sequence of float or None
+        :math:`\lambda`; likewise, with 9 values from 0.001 to 10 for None.
     n_centres : int
-        How many training pairs, drawn at random, carry a Gaussian; at most all.
+        Number of training pairs, drawn at random, that carry a Gaussian.
     background : float
-        The share of a normal 4 times as wide as the target, which keeps a target far from every centre from costing hundreds
-        of nats; 0 is the published form.
+        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0 is
+        the published form.
+    folds : int
+        Folds of the cross-validation.
     random_state : int, RandomState or None
-        Draws the centres and deals the rows into folds.
+        Seed of the centres and the folds.
 
     Attributes
     ----------
-    density_ : ConditionalMixture
+    density_ : MixtureDensity
     selection_ : GridSearch
-        The settings tried and their held-out losses.
+        The candidates and their held-out losses.
     n_features_in_ : int
 
     Examples
@@ -134,16 +171,18 @@ class LeastSquaresConditional(MixtureEstimator):
     def __init__(
         self,
         *,
-        width: float | None = None,
-        penalty: float | None = None,
+        width: ArrayLike | None = None,
+        penalty: ArrayLike | None = None,
         n_centres: int = 100,
         background: float = 1e-3,
+        folds: int = 5,
         random_state: Seed = None,
     ) -> None:
         self.width = width
         self.penalty = penalty
         self.n_centres = n_centres
         self.background = background
+        self.folds = folds
         self.random_state = random_state
 
     def _chosen(
@@ -152,20 +191,18 @@ class LeastSquaresConditional(MixtureEstimator):
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
         centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
-        fold, losses = deal(len(x), rng), np.zeros((len(widths), len(penalties)))
-        counts = np.ones(len(x)) if self._weight is None else self._weight
+        fold, losses = deal(len(x), self.folds, rng), np.zeros((len(widths), len(penalties)))
+        counts, at = np.ones(len(x)) if self._weight is None else self._weight, (x[centres], y[centres])
         for i, width in enumerate(widths):
-            for held in (fold == k for k in range(FOLDS)):
-                others = x[~held], y[~held], x[centres], y[centres], width, part_of(self._weight, ~held)
-                heights = ratio_weights(*ratio_moments(*others), penalties)
-                log_density = ratio_log_densities(heights, x[held], y[held], x[centres], y[centres], width)
-                losses[i] -= (
-                    counts[held] @ with_background(log_density, y[held], self.background) / counts.sum()
-                )
+            for held in (fold == k for k in range(self.folds)):
+                moments = ratio_moments(x[~held], y[~held], *at, width, part_of(self._weight, ~held))
+                heights = ratio_weights(*moments, penalties)
+                log_density = ratio_log_densities(heights, x[held], y[held], *at, width)
+                mixed = with_background(log_density, y[held], self.background)
+                losses[i] -= counts[held] @ mixed / counts.sum()
         search = GridSearch(("width", "penalty"), (widths, penalties), losses)
         width, penalty = search.chosen["width"], search.chosen["penalty"]
-        moments = ratio_moments(x, y, x[centres], y[centres], width, self._weight)
-        heights = ratio_weights(*moments, np.array([penalty]))
+        heights = ratio_weights(*ratio_moments(x, y, *at, width, self._weight), np.array([penalty]))
         return search, KernelWeights(x[centres], heights[:, 0], width), y[centres]
 
 
@@ -177,13 +214,13 @@ def ratio_moments(
     width: float,
     weight: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return H and h of LSCDE, means over the rows by their weights.
+    """Return H and h of LSCDE: weighted means over the rows.
 
     Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))`` over y.
     """
-    in_x = np.exp(-0.5 * cdist(x, x_centres, "sqeuclidean") / width**2)
-    in_y = np.exp(-0.5 * cdist(y, y_centres, "sqeuclidean") / width**2)
-    overlap = np.exp(-0.25 * cdist(y_centres, y_centres, "sqeuclidean") / width**2)
+    in_x = np.exp(-0.5 * squared_distances(x, x_centres) / width**2)
+    in_y = np.exp(-0.5 * squared_distances(y, y_centres) / width**2)
+    overlap = np.exp(-0.25 * squared_distances(y_centres, y_centres) / width**2)
     counted, total = (in_x, len(x)) if weight is None else (in_x * weight[:, None], weight.sum())
     H = (np.sqrt(np.pi) * width) ** y.shape[1] * overlap * (counted.T @ in_x) / total
     return H, weighted_mean(in_x * in_y, weight)
@@ -192,10 +229,10 @@ def ratio_moments(
 def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.ndarray:
     """Return ``max(0, (H + penalty I)^-1 h)`` for each penalty, (centres, penalties)."""
     values, vectors = np.linalg.eigh(H)
-    # Rounding puts the smallest eigenvalues of a positive semi-definite matrix on either side of 0.
+    # Rounding may make the smallest eigenvalues of a positive semi-definite matrix negative.
     solved = (vectors.T @ h)[:, None] / (np.maximum(values, 0.0)[:, None] + penalties)
     weights = np.maximum(vectors @ solved, 0.0)
-    # All are 0 only where no row is near any centre: then no centre is better than another.
+    # All are 0 only if no row is near any centre; equal weights then.
     return np.where(np.any(weights > 0.0, axis=0), weights, 1.0)
 
 
@@ -209,66 +246,65 @@ def ratio_log_densities(
 ) -> np.ndarray:
     """Return ``log p(y | x)`` of each row under each column of heights: the ratio, normalised over y."""
     found = np.empty((len(x), heights.shape[1]))
-    for rows in chunks(np.arange(len(x)), heights.size):
-        in_x = safe_log(heights) - 0.5 * cdist(x[rows], x_centres, "sqeuclidean")[:, :, None] / width**2
-        in_y = -0.5 * cdist(y[rows], y_centres, "sqeuclidean")[:, :, None] / width**2
+    for rows in chunks(len(x), heights.size):
+        in_x = safe_log(heights) - 0.5 * squared_distances(x[rows], x_centres)[:, :, None] / width**2
+        in_y = -0.5 * squared_distances(y[rows], y_centres)[:, :, None] / width**2
         found[rows] = logsumexp(in_x + in_y, axis=1) - logsumexp(in_x, axis=1)
     return found - log_volume(width, y.shape[1])
 
 
 def with_background(log_density: np.ndarray, y: np.ndarray, background: float) -> np.ndarray:
-    """Return log densities, (rows, settings), with a share of the wide normal mixed in."""
-    wide = -0.5 * np.sum(y**2, axis=1) / TAIL_WIDTH**2 - log_volume(TAIL_WIDTH, y.shape[1])
+    """Return log densities, (rows, settings), of the mixture with the background."""
+    wide = -0.5 * np.sum(y**2, axis=1) / BACKGROUND_WIDTH**2 - log_volume(BACKGROUND_WIDTH, y.shape[1])
     return np.logaddexp(np.log1p(-background) + log_density, safe_log(background) + wide[:, None])
 
 
 class NeighbourDensity(MixtureEstimator):
-    r"""Kernel density of the targets of neighbouring inputs (epsilon-KDE; compared with in Sugiyama et al. 2010).
+    r"""Kernel density of the targets of neighbouring inputs (epsilon-KDE; a baseline of Sugiyama et al. 2010).
 
     .. math:: p(y | x) = \frac{1}{|I_x|} \sum_{i \in I_x} N(y; y_i, \sigma^2 I), \quad I_x = \{i : |x - x_i| \le \epsilon\}.
 
-    Where no training input is that near, :math:`I_x` is the nearest one (or ones, if tied).
+    If no training input is that near, :math:`I_x` is the nearest one, or all that tie.
 
     Parameters
     ----------
-    radius : float or None
-        :math:`\epsilon`, in standard deviations of the inputs. None: 5-fold cross-validation of the log likelihood.
-    width : float or None
-        :math:`\sigma`, in standard deviations of the target; None likewise.
-    background : float
-        The share of a normal 4 times as wide as the target, which keeps a target far from every centre from costing hundreds
-        of nats; 0 is the published form.
-    random_state : int, RandomState or None
-        Deals the rows into folds.
+    radius : float, sequence of float or None
+        :math:`\epsilon`, in standard deviations of the inputs. Several candidates, or 24 shares of the largest
+        distance for None, are compared by cross-validation of the log likelihood.
+    width : float, sequence of float or None
+        :math:`\sigma`, in standard deviations of the target; likewise, with 24 values from 0.01 to 2 for None.
+    background, folds, held_out_rows, random_state
+        As in ``ConditionalKernelDensity``.
 
     Attributes
     ----------
-    density_ : ConditionalMixture
+    density_ : MixtureDensity
     selection_ : GridSearch
-        The settings tried and their held-out losses.
+        The candidates and their held-out losses.
     n_features_in_ : int
     """
 
     def __init__(
         self,
         *,
-        radius: float | None = None,
-        width: float | None = None,
+        radius: ArrayLike | None = None,
+        width: ArrayLike | None = None,
         background: float = 1e-3,
+        folds: int = 5,
+        held_out_rows: int = 2000,
         random_state: Seed = None,
     ) -> None:
         self.radius = radius
         self.width = width
         self.background = background
+        self.folds = folds
+        self.held_out_rows = held_out_rows
         self.random_state = random_state
 
     def _chosen(
         self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
     ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
-        radii = grid_of("radius", self.radius, reach(x) * SHARES_OF_REACH)
-        candidates = [NeighbourWeights(x, float(radius), self._weight) for radius in radii]
-        search = search_widths(candidates, "radius", radii, x, y, self, rng)
-        return search, candidates[search.place[0]], y
+        return self._search(lambda radius: NeighbourWeights(x, radius, self._weight), "radius", x, y, rng)
 
 
 class ConditionalKernelDensity(MixtureEstimator):
@@ -276,79 +312,52 @@ class ConditionalKernelDensity(MixtureEstimator):
 
     .. math:: p(y | x) = \sum_i w_i(x) N(y; y_i, h_y^2 I), \quad w_i(x) \propto \exp(-|x - x_i|^2 / (2 h_x^2)).
 
-    Far from all training inputs the nearest one decides.
+    Far from all training inputs the nearest one dominates.
 
     Parameters
     ----------
-    condition_width : float or None
-        :math:`h_x`, in standard deviations of the inputs. None: 5-fold cross-validation of the log likelihood.
-    width : float or None
-        :math:`h_y`, in standard deviations of the target; None likewise.
+    condition_width : float, sequence of float or None
+        :math:`h_x`, in standard deviations of the inputs. Several candidates, or 24 shares of the largest distance
+        for None, are compared by cross-validation of the log likelihood.
+    width : float, sequence of float or None
+        :math:`h_y`, in standard deviations of the target; likewise, with 24 values from 0.01 to 2 for None.
     background : float
-        The share of a normal 4 times as wide as the target, which keeps a target far from every centre from costing hundreds
-        of nats; 0 is the published form.
+        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0 is
+        the published form.
+    folds : int
+        Folds of the cross-validation.
+    held_out_rows : int
+        Held-out rows at most; with more rows a random part of them is held out.
     random_state : int, RandomState or None
-        Deals the rows into folds.
+        Seed of the folds.
 
     Attributes
     ----------
-    density_ : ConditionalMixture
+    density_ : MixtureDensity
     selection_ : GridSearch
-        The settings tried and their held-out losses.
+        The candidates and their held-out losses.
     n_features_in_ : int
     """
 
     def __init__(
         self,
         *,
-        condition_width: float | None = None,
-        width: float | None = None,
+        condition_width: ArrayLike | None = None,
+        width: ArrayLike | None = None,
         background: float = 1e-3,
+        folds: int = 5,
+        held_out_rows: int = 2000,
         random_state: Seed = None,
     ) -> None:
         self.condition_width = condition_width
         self.width = width
         self.background = background
+        self.folds = folds
+        self.held_out_rows = held_out_rows
         self.random_state = random_state
 
     def _chosen(
         self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
     ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
-        widths = grid_of("condition_width", self.condition_width, reach(x) * SHARES_OF_REACH)
         heights = np.ones(len(x)) if self._weight is None else self._weight
-        candidates = [KernelWeights(x, heights, float(width)) for width in widths]
-        search = search_widths(candidates, "condition_width", widths, x, y, self, rng)
-        return search, candidates[search.place[0]], y
-
-
-def reach(x: np.ndarray) -> float:
-    """Return a distance that no two rows exceed; inputs that say nothing leave any."""
-    return 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
-
-
-def search_widths(
-    candidates: Sequence[AbstractWeights],
-    name: str,
-    grid: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    estimator: NeighbourDensity | ConditionalKernelDensity,
-    rng: np.random.Generator,
-) -> GridSearch:
-    """Return the held-out losses of all pairs of weights and target width: each row under the rows of other folds."""
-    widths = grid_of("width", estimator.width, WIDTHS)
-    fold, held = deal(len(x), rng), rng.permutation(len(x))[:MOST_HELD_OUT]
-    losses, weight = np.zeros((len(grid), len(widths))), estimator._weight
-    counts = np.ones(len(x)) if weight is None else weight
-    for rows in chunks(held, len(x) * (len(grid) + len(widths))):
-        squares = np.where(fold[rows, None] != fold, cdist(x[rows], x, "sqeuclidean"), np.inf)
-        log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
-        masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
-        masses /= masses.sum(axis=2, keepdims=True)
-        in_y = -0.5 * cdist(y[rows], y, "sqeuclidean")[:, :, None] / widths**2 - log_volume(
-            widths, y.shape[1]
-        )
-        log_density = np.log(np.maximum(masses @ np.exp(in_y), SMALLEST_DENSITY))
-        mixed = with_background(log_density.reshape(len(rows), -1), y[rows], estimator.background)
-        losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
-    return GridSearch((name, "width"), (grid, widths), losses)
+        return self._search(lambda width: KernelWeights(x, heights, width), "condition_width", x, y, rng)

@@ -1,11 +1,9 @@
-"""A mixture of normals by expectation maximisation, its size and shape chosen on held-out points, behind the library's face."""
+"""Gaussian mixture by expectation maximisation; its size and covariance type are chosen on held-out rows."""
 
 from dataclasses import dataclass
 from typing import Self
 
-import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Key
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
@@ -15,30 +13,15 @@ from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import AbstractDiagnosis
-from kexpfam.model.measures import Mixture
+from kexpfam.model.ensemble import LawDensity
 from kexpfam.progress import Listener
 
-__all__ = ["GaussianMixtureDensity", "MixtureDiagnosis", "ScaledMixture"]
-
-
-class ScaledMixture(eqx.Module):
-    """A mixture of the standardised data, in the data's own units."""
-
-    mixture: Mixture
-    scaling: Scaling
-
-    def log_density(self, targets: np.ndarray, X: None = None) -> np.ndarray:
-        """Return the log density of each row, in the data's own units."""
-        return self.mixture.log_densities(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
-
-    def sample(self, count: int, X: None = None, *, key: Key[Array, ""]) -> np.ndarray:
-        """Return draws."""
-        return self.scaling.to_data(self.mixture.draws(count, key=key))
+__all__ = ["GaussianMixtureDensity", "MixtureDiagnosis"]
 
 
 @dataclass(frozen=True)
 class MixtureDiagnosis(AbstractDiagnosis):
-    """What can be known about a mixture: its size, and whether one component has shrunk onto few points."""
+    """Diagnosis of a mixture: the number of components and the smallest weight."""
 
     verdict: str
     components: int
@@ -57,11 +40,11 @@ class GaussianMixtureDensity(DensityEstimator):
     Parameters
     ----------
     random_state : int, RandomState or None
-        Starts the components and chooses the held-out rows.
+        Seed of the initial components and of the held-out rows.
 
     Attributes
     ----------
-    density_ : ScaledMixture
+    density_ : LawDensity
     n_features_in_ : int
 
     Examples
@@ -80,18 +63,17 @@ class GaussianMixtureDensity(DensityEstimator):
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         check_columns(X, self._names)
-        scaling, seed = Scaling.plain(X, weight=self._weight), seed_from(key_from(self.random_state))
+        scaling = Scaling.plain(X, weight=self._weight)
+        seed = seed_from(key_from(self.random_state))
         self._training = points = scaling.to_model(X)
-        self.density_ = ScaledMixture(best_mixture(points, seed=seed, weight=self._weight), scaling)
+        self.density_ = LawDensity(best_mixture(points, seed=seed, weight=self._weight), scaling)
         return self
 
     @remembered
     def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
-        """Return the size of the mixture; it prints as a short report with a verdict."""
+        """Return the number of components; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        shares = np.exp(self.density_.mixture.log_weights)
+        shares = np.exp(self.density_.law.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
-        advice = (
-            ("A component rests on fewer than ten rows: its height is not to be trusted.",) if few else ()
-        )
+        advice = (f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable.",) if few else ()
         return MixtureDiagnosis("fair" if few else "good", len(shares), float(shares.min()), advice)
