@@ -1,7 +1,7 @@
 """Three conditional densities that are mixtures of normals at training targets.
 
-They differ in the weights: by least squares (LSCDE), from the neighbours of the condition (epsilon-KDE), and by a
-kernel of the condition (Nadaraya-Watson).
+They differ in the weights: by least squares (LSCDE), from the neighbours of the condition (epsilon-KDE), and
+by a kernel of the condition (Nadaraya-Watson).
 """
 
 import abc
@@ -37,7 +37,8 @@ __all__ = ["ConditionalKernelDensity", "LeastSquaresConditional", "MixtureEstima
 
 # Default grids of LSCDE, those of the authors' program.
 RATIO_WIDTHS, RATIO_PENALTIES = np.logspace(-1.5, 1.5, 9), np.logspace(-3.0, 1.0, 9)
-# Default grids of the others: widths of y in standard deviations, widths of x as shares of the largest distance.
+# Default grids of the others: widths of y in standard deviations, widths of x as shares of the largest
+# distance.
 WIDTHS, DISTANCE_SHARES = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
 # The background's standard deviation, in those of the target.
 BACKGROUND_WIDTH = 4.0
@@ -56,7 +57,7 @@ class MixtureEstimator(ConditionalEstimator):
     def _chosen(
         self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
     ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
-        """Return the search, the weights and the centres for standardised rows; raise for invalid settings."""
+        """Return the search, the weights and the centres for standardised rows."""
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         if not 0.0 <= self.background < 1.0:
@@ -86,7 +87,7 @@ class MixtureEstimator(ConditionalEstimator):
         y: np.ndarray,
         rng: np.random.Generator,
     ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
-        """Return the held-out losses of all pairs of a setting of the weights and a target width, and the best weights.
+        """Return the search over a setting of the weights and the width of y, with weights and centres.
 
         Each held-out row is scored by the rows of the other folds.
         """
@@ -122,30 +123,31 @@ class MixtureEstimator(ConditionalEstimator):
 
 
 class LeastSquaresConditional(MixtureEstimator):
-    r"""Least-squares conditional density estimation (LSCDE; Sugiyama et al. 2010, IEICE Transactions E93-D 583-594).
+    r"""Least-squares conditional density estimation (LSCDE; Sugiyama et al. 2010, IEICE E93-D 583-594).
 
     The ratio :math:`r(x, y) = p(x, y) / p(x)` is modelled by :math:`\alpha^T \phi(x, y)` with Gaussians
-    :math:`\phi_j = \exp(-(|x - u_j|^2 + |y - v_j|^2) / (2 \sigma^2))` at training pairs. :math:`\alpha` minimises
+    :math:`\phi_j = \exp(-(|x - u_j|^2 + |y - v_j|^2) / (2 \sigma^2))` at training pairs;
+    :math:`\alpha` minimises
 
     .. math:: \tfrac12 \alpha^T H \alpha - h^T \alpha + \tfrac\lambda2 |\alpha|^2, \quad
         H = \tfrac1n \sum_i \int \phi(x_i, y) \phi(x_i, y)^T dy, \quad h = \tfrac1n \sum_i \phi(x_i, y_i),
 
-    the squared error of r weighted by p(x), up to a constant. Negative entries are then set to 0 (as published; this
-    is not the minimiser among non-negative ones) and r is normalised over y in closed form. Far from all centres the
-    nearest one with a positive weight dominates.
+    the squared error of r weighted by p(x), up to a constant. Negative entries are then set to 0 (as
+    published; this is not the minimiser among non-negative ones) and r is normalised over y in closed form.
+    Far from all centres the nearest one with a positive weight dominates.
 
     Parameters
     ----------
     width : float, sequence of float or None
-        :math:`\sigma`, in standard deviations of inputs and target. Several candidates, or 9 values from 0.03 to 32
-        for None, are compared by cross-validation of the log likelihood.
+        :math:`\sigma`, in standard deviations of inputs and target. Of several candidates, or
+        of 9 values from 0.03 to 32 for None, one is chosen by cross-validation of the log likelihood.
     penalty : float, sequence of float or None
-        :math:`\lambda`; likewise, with 9 values from 0.001 to 10 for None.
+        :math:`\lambda`; likewise, of 9 values from 0.001 to 10.
     n_centres : int
         Number of training pairs, drawn at random, that carry a Gaussian.
     background : float
-        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0 is
-        the published form.
+        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0
+        is the published form.
     folds : int
         Folds of the cross-validation.
     random_state : int, RandomState or None
@@ -216,7 +218,8 @@ def ratio_moments(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return H and h of LSCDE: weighted means over the rows.
 
-    Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))`` over y.
+    Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))``
+    over y.
     """
     in_x = np.exp(-0.5 * squared_distances(x, x_centres) / width**2)
     in_y = np.exp(-0.5 * squared_distances(y, y_centres) / width**2)
@@ -260,19 +263,20 @@ def with_background(log_density: np.ndarray, y: np.ndarray, background: float) -
 
 
 class NeighbourDensity(MixtureEstimator):
-    r"""Kernel density of the targets of neighbouring inputs (epsilon-KDE; a baseline of Sugiyama et al. 2010).
+    r"""Kernel density of the targets of neighbouring inputs (epsilon-KDE, as in Sugiyama et al. 2010).
 
-    .. math:: p(y | x) = \frac{1}{|I_x|} \sum_{i \in I_x} N(y; y_i, \sigma^2 I), \quad I_x = \{i : |x - x_i| \le \epsilon\}.
+    .. math:: p(y | x) = \frac{1}{|I_x|} \sum_{i \in I_x} N(y; y_i, \sigma^2 I), \quad
+        I_x = \{i : |x - x_i| \le \epsilon\}.
 
     If no training input is that near, :math:`I_x` is the nearest one, or all that tie.
 
     Parameters
     ----------
     radius : float, sequence of float or None
-        :math:`\epsilon`, in standard deviations of the inputs. Several candidates, or 24 shares of the largest
-        distance for None, are compared by cross-validation of the log likelihood.
+        :math:`\epsilon`, in standard deviations of the inputs. Of several candidates, or of 24 shares
+        of the largest distance for None, one is chosen by cross-validation of the log likelihood.
     width : float, sequence of float or None
-        :math:`\sigma`, in standard deviations of the target; likewise, with 24 values from 0.01 to 2 for None.
+        :math:`\sigma`, in standard deviations of the target; likewise, of 24 values from 0.01 to 2.
     background, folds, held_out_rows, random_state
         As in ``ConditionalKernelDensity``.
 
@@ -310,20 +314,21 @@ class NeighbourDensity(MixtureEstimator):
 class ConditionalKernelDensity(MixtureEstimator):
     r"""Kernel conditional density of Nadaraya-Watson form, as in Hyndman, Bashtannyk and Grunwald (1996).
 
-    .. math:: p(y | x) = \sum_i w_i(x) N(y; y_i, h_y^2 I), \quad w_i(x) \propto \exp(-|x - x_i|^2 / (2 h_x^2)).
+    .. math:: p(y | x) = \sum_i w_i(x) N(y; y_i, h_y^2 I), \quad
+        w_i(x) \propto \exp(-|x - x_i|^2 / (2 h_x^2)).
 
     Far from all training inputs the nearest one dominates.
 
     Parameters
     ----------
     condition_width : float, sequence of float or None
-        :math:`h_x`, in standard deviations of the inputs. Several candidates, or 24 shares of the largest distance
-        for None, are compared by cross-validation of the log likelihood.
+        :math:`h_x`, in standard deviations of the inputs. Of several candidates, or of 24 shares
+        of the largest distance for None, one is chosen by cross-validation of the log likelihood.
     width : float, sequence of float or None
-        :math:`h_y`, in standard deviations of the target; likewise, with 24 values from 0.01 to 2 for None.
+        :math:`h_y`, in standard deviations of the target; likewise, of 24 values from 0.01 to 2.
     background : float
-        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0 is
-        the published form.
+        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0
+        is the published form.
     folds : int
         Folds of the cross-validation.
     held_out_rows : int

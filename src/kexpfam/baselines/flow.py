@@ -81,10 +81,11 @@ class FlowDiagnosis(AbstractDiagnosis):
 
 
 class SplineFlow(DensityEstimator):
-    r"""Neural spline flow: a standard normal through masked autoregressive rational-quadratic splines (Durkan et al. 2019).
+    r"""Neural spline flow: masked autoregressive rational-quadratic splines (Durkan et al. 2019).
 
-    Maximum likelihood on the standardised data by Adam. Training stops when the validation loss has not fallen for
-    ``patience`` epochs; the parameters of the best epoch are kept. Needs flowjax: ``pip install "kexpfam[flows]"``.
+    Maximum likelihood on the standardised data by Adam. Training stops when the validation loss has not
+    fallen for ``patience`` epochs; the parameters of the best epoch are kept. Needs flowjax: ``pip install
+    "kexpfam[flows]"``.
 
     Parameters
     ----------

@@ -33,9 +33,10 @@ class MixtureDiagnosis(AbstractDiagnosis):
 
 
 class GaussianMixtureDensity(DensityEstimator):
-    r"""Density :math:`p(x) = \sum_k w_k N(x; m_k, C_k)` of the standardised data, by expectation maximisation.
+    r"""Density :math:`p(x) = \sum_k w_k N(x; m_k, C_k)` of the standardised data, by EM.
 
-    The number of components and whether covariances are full or diagonal are chosen on a held-out fifth of the rows.
+    The number of components and whether covariances are full or diagonal are chosen on a held-out fifth of
+    the rows.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ __all__ = ["GridSearch", "SearchDiagnosis", "deal", "grid_of"]
 
 
 class GridSearch(NamedTuple):
-    """Settings and their held-out losses: ``losses[i, j, ...]`` belongs to ``grids[0][i]``, ``grids[1][j]``, ..."""
+    """Settings and their held-out losses; ``losses[i, j]`` belongs to ``grids[0][i]`` and ``grids[1][j]``."""
 
     names: tuple[str, ...]
     grids: tuple[np.ndarray, ...]

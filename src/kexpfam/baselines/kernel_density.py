@@ -17,7 +17,8 @@ from kexpfam.progress import Listener
 
 __all__ = ["KernelDensity", "held_out_losses"]
 
-# The default grid, in standard deviations. Neighbours differ by 10%, less than the error of a held-out likelihood.
+# The default grid, in standard deviations. Neighbours differ by 10%, less than the error of a held-out
+# likelihood.
 BANDWIDTHS = np.geomspace(0.01, 3.0, 60)
 
 
@@ -27,8 +28,8 @@ class KernelDensity(DensityEstimator):
     Parameters
     ----------
     bandwidth : float, sequence of float or None
-        h, in standard deviations of each column. One of several candidates, or of 60 values from 0.01 to 3 for
-        None, is chosen by cross-validation of the log likelihood.
+        h, in standard deviations of each column. One of several candidates, or of 60 values from 0.01 to 3
+        for None, is chosen by cross-validation of the log likelihood.
     folds : int
         Folds of the cross-validation.
     held_out_rows : int
@@ -98,7 +99,7 @@ def held_out_losses(
     held: np.ndarray,
     weight: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return minus the mean log density of the rows ``held`` under the points of other folds, at each bandwidth."""
+    """Return minus the mean log density of the rows ``held`` under the other folds, for each bandwidth."""
     counts, total = np.ones(len(points)) if weight is None else weight, np.zeros(len(bandwidths))
     for rows in (held[part] for part in chunks(len(held), len(points))):
         other = fold[rows, None] != fold

@@ -34,7 +34,8 @@ __all__ = [
 CHUNK_NUMBERS = 4_000_000
 # Halvings of a bracket, after which its ends are neighbours in double precision.
 BISECTIONS = 60
-# Conditions are clipped to this many standard deviations: the squares of larger distances are equal in float64.
+# Conditions are clipped to this many standard deviations: the squares of larger distances are equal in
+# float64.
 FURTHEST = 1e6
 # Points of a tabulated distribution function, and the quantile levels of each component among them.
 TABLE_POINTS = 4096
@@ -86,7 +87,7 @@ class AbstractWeights(eqx.Module):
 
 
 class KernelWeights(AbstractWeights):
-    """``heights_j exp(-|x - x_j|^2 / (2 width^2))``; far from all x_j, the nearest of positive height dominates."""
+    """``heights_j exp(-|x - x_j|^2 / (2 width^2))``; the nearest x_j dominates far from all."""
 
     points: Float[np.ndarray, "m p"]
     heights: Float[np.ndarray, " m"]
@@ -97,7 +98,7 @@ class KernelWeights(AbstractWeights):
 
 
 class NeighbourWeights(AbstractWeights):
-    """Equal weights, or ``heights``, of the points within ``radius``; if there are none, of the nearest points."""
+    """Equal weights, or ``heights``, of the points within ``radius``, or else of the nearest points."""
 
     points: Float[np.ndarray, "m p"]
     radius: float
@@ -110,10 +111,10 @@ class NeighbourWeights(AbstractWeights):
 
 
 class MixtureDensity(AbstractDensity):
-    """``p(y | x) = (1 - background) sum_j w_j(x) N(y; c_j, width^2 I) + background N(y; 0, background_width^2 I)``.
+    """``p(y | x) = (1 - b) sum_j w_j(x) N(y; c_j, width^2 I) + b N(y; 0, background_width^2 I)``.
 
-    All in standardised units; ``w(x)`` sums to one. ``varying`` marks the condition's columns that were not
-    constant in training. Without columns the density is unconditional.
+    All in standardised units; b is ``background`` and ``w(x)`` sums to one. ``varying`` marks the inputs that
+    were not constant in training. Without inputs the density is unconditional.
     """
 
     weights: AbstractWeights
@@ -173,7 +174,7 @@ class MixtureDensity(AbstractDensity):
         return self.scaling.to_data(found.reshape(-1, 1)).reshape(found.shape)
 
     def crps(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        """Return the continuous ranked probability score ``E|Y - y| - E|Y - Y'| / 2`` of each row, in closed form."""
+        """Return the CRPS ``E|Y - y| - E|Y - Y'| / 2`` of each row, in closed form."""
         z, (centres, widths) = self.scaling.to_model(targets), self._line()
         scores = np.empty(len(z))
         for rows, log_weights in self._log_weights(X, len(z)):
@@ -186,15 +187,15 @@ class MixtureDensity(AbstractDensity):
         return scores * self.scaling.scale[0]
 
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
-        """Return the distribution functions at quantiles of the components, exact there and linear in between."""
+        """Return distribution functions, exact at quantiles of the components and linear in between."""
         centres, widths = self._line()
         points = np.sort((centres + widths * ndtri(TABLE_LEVELS)[:, None]).ravel())
         if points.size > TABLE_POINTS:
             points = points[np.linspace(0, points.size - 1, TABLE_POINTS).astype(int)]
         masses = np.concatenate([np.exp(log_weights) for _, log_weights in self._log_weights(X)])
         parts = chunks(len(points), len(centres))
-        levels = [masses @ ndtr((points[part] - centres[:, None]) / widths[:, None]) for part in parts]
-        levels = np.maximum.accumulate(np.clip(np.concatenate(levels, axis=1), 0.0, 1.0), axis=1)
+        blocks = [masses @ ndtr((points[part] - centres[:, None]) / widths[:, None]) for part in parts]
+        levels = np.maximum.accumulate(np.clip(np.concatenate(blocks, axis=1), 0.0, 1.0), axis=1)
         levels[:, 0], levels[:, -1] = 0.0, 1.0
         points = self.scaling.to_data(points[:, None])[:, 0]
         return Distributions(np.broadcast_to(points, levels.shape), levels)
