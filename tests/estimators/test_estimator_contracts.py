@@ -156,15 +156,18 @@ def solver_case(name, conditional=False):
 
 
 def kind_case(name, conditional=False):
-    kind, values, grid = COLUMNS[name]
+    """Return a case with a target of that kind given a number, with that number, or (``"all"``) of all kinds."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=60)
-    y = values((rng.permutation(60) + 0.5) / 60)
+    x, names = rng.normal(size=60), list(COLUMNS) if name == "all" else [name]
+    columns = [COLUMNS[one][1]((rng.permutation(60) + 0.5) / 60) for one in names]
+    settings = {"learned": SMALL, "base": "chain", "random_state": 0}
     if conditional:
-        settings = {"target_columns": kind, "learned": SMALL, "base": "chain", "random_state": 0}
-        return Case(estimators.ConditionalKernelExpFamily(**settings), (x[:, None], y), grid)
-    settings = {"columns": {0: kind}, "learned": SMALL, "base": "chain", "random_state": 0}
-    return Case(estimators.KernelExpFamily(**settings), (np.column_stack([y, x]),), None)
+        model = estimators.ConditionalKernelExpFamily(target_columns=COLUMNS[name][0], **settings)
+        return Case(model, (x[:, None], columns[0]), COLUMNS[name][2])
+    kinds = {j: COLUMNS[one][0] for j, one in enumerate(names)}
+    return Case(
+        estimators.KernelExpFamily(columns=kinds, **settings), (np.column_stack([*columns, x]),), None
+    )
 
 
 @functools.cache
@@ -256,7 +259,7 @@ def check_given(case):
         assert given.sample(DRAWS, random_state=0).shape == (DRAWS,)
         return
     row = case.rows[0][3]
-    given = case.model.given({1: row[1]})
+    given = case.model.given(dict(enumerate(row[1:], 1)))
     joint = given.score_samples(row[:1].reshape(1, 1))[0] + given.log_evidence.value
     tolerance = 5 * given.log_evidence.standard_error + 0.05
     assert joint == pytest.approx(case.model.score_samples(row[None])[0], abs=tolerance)
@@ -265,7 +268,7 @@ def check_given(case):
 
 def check_marginal(case):
     rows = case.rows[0][:5]
-    everything = case.model.marginal([0, 1]).score_samples(rows)
+    everything = case.model.marginal(list(range(rows.shape[1]))).score_samples(rows)
     np.testing.assert_allclose(everything, case.model.score_samples(rows), atol=0.05)
     assert np.all(np.isfinite(case.model.marginal([0]).score_samples(rows[:, :1])))
 
@@ -285,7 +288,7 @@ def check_impute(case):
 
 def check_conditionals(case):
     rows = case.model.conditionals(with_gaps(case), draws=64)
-    assert np.asarray(rows.sample(3, random_state=0)).shape == (6, 3, 2)
+    assert np.asarray(rows.sample(3, random_state=0)).shape == (6, 3, case.rows[0].shape[1])
 
 
 def check_potential(case):
@@ -471,11 +474,11 @@ def pairs():
                 continue
             for method in OF_SOLVERS:
                 yield paired("solver", name, method, conditional, slow=method == "diagnose")
-    for name in COLUMNS:
-        for conditional in (False, True):
+    for name in ("all", *COLUMNS):
+        for conditional in (False,) if name == "all" else (False, True):
             for method in OF_KINDS:
                 if method in public(class_of("kind", name, conditional)):
-                    yield paired("kind", name, method, conditional)
+                    yield paired("kind", name, method, conditional, slow=name != "all")
 
 
 def test_every_registered_name_has_a_case():
