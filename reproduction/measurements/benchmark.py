@@ -6,7 +6,7 @@ import numpy as np
 
 from kexpfam import datasets
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.judge.stacking import StackDiagnosis
+from kexpfam.model.density import Density
 from reproduction.cost import Cost
 from reproduction.methods import CONDITIONALS
 from reproduction.records import Values
@@ -37,24 +37,23 @@ def conditional(cell: Cell) -> Values:
 
 def _calibration(model: Any, test: np.ndarray) -> Values:
     diagnosis = model.diagnose(test[:, :-1], test[:, -1])
-    calibration = diagnosis.calibration
     return {
-        "crps": calibration.crps,
-        "ks_p_value": calibration.ks_p_value,
-        "sampler_ks_p_value": calibration.sampler_ks_p_value,
-        "randomised": bool(calibration.randomised),
-        "coverage_90": calibration.coverage[0.9],
+        "crps": diagnosis.crps,
+        "ks_p_value": diagnosis.pit_p_value,
+        "sampler_ks_p_value": diagnosis.sampler_pit_p_value,
+        "randomised": bool(diagnosis.randomised),
+        "coverage_90": diagnosis.coverage[0.9],
         "verdict": diagnosis.verdict,
-    } | _facts_of_the_solver(diagnosis)
+    } | _facts_of_the_solver(model, diagnosis)
 
 
-def _facts_of_the_solver(diagnosis: Diagnosis | StackDiagnosis) -> Values:
+def _facts_of_the_solver(model: Any, diagnosis: Diagnosis) -> Values:
     """Return what is known of a kernel model alone; where other candidates share the density, their weights."""
-    if isinstance(diagnosis, StackDiagnosis):
-        return {"weights": {one.name: one.weight for one in diagnosis.candidates}}
+    if not isinstance(model.density_, Density):
+        return {"weights": {one.name: one.weight for one in model.candidates_}}
     return {
-        "status": diagnosis.status.name,
-        "sampler_kl": diagnosis.sampler_kl.value,
+        "status": diagnosis.kernel_status,
+        "sampler_kl": diagnosis.sampler_kl,
         "sampler_folds": diagnosis.sampler_folds,
         "f_gap": diagnosis.f_gap,
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from kexpfam import datasets
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
-from kexpfam.judge.diagnosis import sampler_fit
+from kexpfam.judge.measure import sampler_fit
 from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model.density import Density
 from kexpfam.model.kernels import median_distance

@@ -295,9 +295,9 @@ def test_held_out_data_calibrate_the_model(name, models):
     x = rng.uniform(-2.0, 2.0, (100, 1))
     own = models[name].sample(x, random_state=3)[:, 0]
     diagnosis = models[name].diagnose(x, own)
-    assert diagnosis.calibration.ks_p_value > 1e-3
-    assert diagnosis.calibration.sampler_ks_p_value > 1e-3
-    assert models[name].diagnose(x, own + 2.0).calibration.ks_p_value < 1e-6
+    assert diagnosis.pit_p_value > 1e-3
+    assert diagnosis.sampler_pit_p_value > 1e-3
+    assert models[name].diagnose(x, own + 2.0).pit_p_value < 1e-6
     assert "CRPS" in str(diagnosis)
     assert "CRPS" not in str(models[name].diagnose())
 

@@ -220,7 +220,7 @@ def test_tied_targets_are_warned_of_and_survived():
 def test_the_diagnosis_reads_as_a_report(model):
     diagnosis = model.diagnose(*wave(100, seed=2))
     assert diagnosis.verdict in ("good", "fair")
-    assert diagnosis.calibration.rows == 100
+    assert diagnosis.held_out_rows == 100
     assert diagnosis.effective_share > 0.9
     assert "KL(sampler || density)" in str(diagnosis)
 

@@ -14,10 +14,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
 from kexpfam.baselines import mixture_density
-from kexpfam.baselines.grid_search import GridSearch, SearchDiagnosis, deal
+from kexpfam.baselines.grid_search import GridSearch, deal
 from kexpfam.baselines.kernel_density import BANDWIDTHS, KernelDensity, held_out_losses
 from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
+from kexpfam.judge.diagnosis import verdict_of
 
 ROWS, DRAWS = 120, 4000
 
@@ -92,14 +93,13 @@ def test_the_chosen_bandwidth_has_the_smallest_loss(model):
 def test_a_choice_at_the_end_of_the_grid_is_said(losses, edge, verdict):
     search = GridSearch(("h",), (np.array([1.0, 2.0, 3.0]),), np.array(losses))
     assert search.on_edge == edge
-    assert SearchDiagnosis.of(search).verdict == verdict
+    assert verdict_of(search.measurements()) == verdict
 
 
 def test_of_given_candidates_one_is_chosen(moons):
     search = KernelDensity(bandwidth=[0.1, 0.3, 2.0], folds=3, random_state=0).fit(moons).selection_
-    assert (
-        search.losses.shape == (3,) and search.chosen["bandwidth"] == [0.1, 0.3, 2.0][search.losses.argmin()]
-    )
+    assert search.losses.shape == (3,)
+    assert search.chosen["bandwidth"] == [0.1, 0.3, 2.0][search.losses.argmin()]
 
 
 def test_a_given_bandwidth_is_used(moons):

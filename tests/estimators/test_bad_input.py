@@ -16,7 +16,7 @@ from kexpfam.estimators import (
     LeastSquaresConditional,
     NeighbourDensity,
 )
-from kexpfam.judge.calibration import calibrate
+from kexpfam.judge.pit import pit_measurements
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -286,16 +286,20 @@ def test_the_settings_of_a_diagnosis_are_a_record(model):
 class TestFewRows:
     def test_three_held_out_rows_say_little(self, conditionals):
         said = lambda rows: str(conditionals[1].diagnose(Z[:rows], Y[:rows], random_state=0))
-        assert "3 rows say little: 90 % intervals of a perfect model would hold 1 to 3 of them" in said(3)
-        assert "one row says little" in said(1)
-        assert "say little" not in said(ROWS)
+        assert (
+            "few held-out rows:          90 % intervals of a perfect model contain 1 to 3 of 3 rows"
+            in said(3)
+        )
+        assert "contain 0 to 1 of 1 rows" in said(1)
+        assert "few held-out rows" not in said(ROWS)
 
     @pytest.mark.parametrize("rows", [3, 10, 29])
     def test_the_range_is_the_binomial_one(self, conditionals, rows):
         import jax.random as jr
 
-        found = dict(calibrate(conditionals[1].density_, Z[:rows], Y[:rows, None], key=jr.key(0)).lines())
-        low = int(found["how much that says"].split(" hold ")[1].split()[0])
+        found = pit_measurements(conditionals[1].density_, Z[:rows], Y[:rows, None], key=jr.key(0))
+        low, high = next(one.value for one in found if one.name == "chance_range")
+        assert high == rows
         below, upto = scipy.stats.binom.cdf([low - 1, low], rows, 0.9)
         assert below < 0.025 <= upto
 

@@ -337,7 +337,7 @@ def check_calibrate(case):
     x, y = case.rows[0] + 1e-3, case.rows[1] + 1e-3
     model = copy.copy(case.model)
     assert model.calibrate(x, y, draws=20) is model
-    assert model.calibration_.rows == len(x)
+    assert model.conformal_.rows == len(x)
     assert not np.array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
     model.calibrate(None)
     np.testing.assert_array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
@@ -345,7 +345,7 @@ def check_calibrate(case):
 
 def check_calibration(case):
     with pytest.raises(AttributeError, match="calibrate"):
-        _ = case.model.calibration_
+        _ = case.model.conformal_
 
 
 def check_diagnose(case):
@@ -413,7 +413,7 @@ def check_target_columns(case):
 
 CONTRACTS = {
     "calibrate": check_calibrate,
-    "calibration_": check_calibration,
+    "conformal_": check_calibration,
     "cdf": check_cdf,
     "columns_": check_columns,
     "conditionals": check_conditionals,

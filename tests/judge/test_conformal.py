@@ -10,8 +10,9 @@ from scipy.stats import beta, betabinom, binom, kstest, norm
 import kexpfam
 from kexpfam.estimators import NeighbourDensity
 from kexpfam.estimators.predictive import SeenRowsWarning
-from kexpfam.judge.calibration import JointCalibration, calibrate, density_ranks, tarp
 from kexpfam.judge.conformal import Conformal, UnboundedWarning, conformalise
+from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.pit import density_ranks, pit_measurements, tarp
 from kexpfam.plot import plot_calibration
 
 
@@ -44,6 +45,10 @@ def rows_of(covariance, count, seed):
 def repair_of(levels):
     nothing = np.zeros(1)
     return Conformal(np.sort(levels), np.sort(levels), 10, nothing, nothing, nothing)
+
+
+def calibration(*arguments, key):
+    return Diagnosis(pit_measurements(*arguments, key=key))
 
 
 def test_ends_and_distribution_functions_are_what_ranks_say():
@@ -110,7 +115,7 @@ def test_tarp_passes_the_true_density(seed):
     X, y = rows_of(RIGHT, 400, seed)
     values = tarp(Normals(RIGHT), X, y, draws=100, key=jax.random.key(seed))
     assert kstest(values, "uniform").pvalue > 1e-3
-    assert calibrate(Normals(RIGHT), X, y, key=jax.random.key(seed)).ks_p_value > 1e-3
+    assert calibration(Normals(RIGHT), X, y, key=jax.random.key(seed)).pit_p_value > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -122,14 +127,14 @@ def test_tarp_passes_the_true_density(seed):
 def test_tarp_fails_densities_that_are_wrong_together(wrong, seed):
     X, y = rows_of(RIGHT, 600, seed)
     assert kstest(tarp(Normals(wrong), X, y, draws=100, key=jax.random.key(seed)), "uniform").pvalue < 1e-3
-    found = calibrate(Normals(wrong), X, y, key=jax.random.key(seed))
-    assert isinstance(found, JointCalibration) and found.ks_p_value < 1e-3
-    assert any("TARP" in value for _, value in found.lines())
+    found = calibration(Normals(wrong), X, y, key=jax.random.key(seed))
+    assert found.pit_p_value < 1e-3 and found.verdict == "fair"
+    assert "TARP" in str(found)
 
 
 def test_a_biased_density_fails():
     X, y = rows_of(RIGHT, 400, 0)
-    assert calibrate(Normals(RIGHT), X, y + 0.5, key=jax.random.key(0)).ks_p_value < 1e-4
+    assert calibration(Normals(RIGHT), X, y + 0.5, key=jax.random.key(0)).pit_p_value < 1e-4
 
 
 def moon(rows, seed, targets=1):
@@ -166,7 +171,7 @@ def test_a_model_is_repaired_and_the_repair_undone(narrow, tmp_path):
     narrow.save(tmp_path / "model.kexpfam")
     stored = kexpfam.load(tmp_path / "model.kexpfam")
     np.testing.assert_array_equal(stored.interval(x, 0.8), narrow.interval(x, 0.8))
-    assert str(stored.calibration_) == str(narrow.calibration_)
+    assert str(stored.conformal_) == str(narrow.conformal_)
     narrow.calibrate(None)
     np.testing.assert_array_equal(narrow.interval(x, 0.9), own[0])
     np.testing.assert_array_equal(narrow.cdf(x, y), own[2])
@@ -175,17 +180,18 @@ def test_a_model_is_repaired_and_the_repair_undone(narrow, tmp_path):
 def test_a_new_fit_forgets_the_repair(narrow):
     narrow.calibrate(*moon(50, 2)).fit(*moon(150, 0))
     with pytest.raises(AttributeError, match="call calibrate"):
-        _ = narrow.calibration_
+        _ = narrow.conformal_
 
 
 def test_the_diagnosis_shows_the_repair(narrow):
     narrow.calibrate(*moon(199, 2))
     alone, judged = narrow.diagnose(), narrow.diagnose(*moon(300, 3))
-    assert alone.repair is narrow.calibration_
-    for name, value in narrow.calibration_.lines():
-        assert name in str(alone) and value in str(alone)
-    assert judged.calibration.coverage[0.9] < 0.8 and "once repaired" in str(judged)
-    assert judged.calibration.repaired[0.9] == pytest.approx(0.9, abs=0.1)
+    assert str(narrow.conformal_) in str(alone)
+    assert alone.coverage_after_repair == dict(
+        zip(narrow.conformal_.coverages, narrow.conformal_.after, strict=True)
+    )
+    assert judged.coverage[0.9] < 0.8 and "once repaired" in str(judged)
+    assert judged.repaired_coverage[0.9] == pytest.approx(0.9, abs=0.1)
 
 
 def test_intervals_are_unbounded_where_rows_are_too_few(narrow):
@@ -204,11 +210,10 @@ def test_regions_of_several_targets_are_repaired():
     model.calibrate(*moon(199, 2, targets=2))
     inside = model.in_region(x, y, 0.9).sum()
     assert betabinom(250, 180, 20).ppf(1e-4) <= inside <= betabinom(250, 180, 20).ppf(1.0 - 1e-4)
-    assert model.calibration_.levels is None
+    assert model.conformal_.levels is None
     found = model.diagnose(x, y)
-    assert found.calibration.ks_p_value < 1e-3 and found.calibration.repaired[0.9] == pytest.approx(
-        inside / 250, abs=0.04
-    )
+    assert found.pit_p_value < 1e-3
+    assert found.repaired_coverage[0.9] == pytest.approx(inside / 250, abs=0.04)
     assert "TARP" in str(found)
     assert len(plot_calibration(found).axes) == 2
     with pytest.raises(ValueError, match="one dimension"):

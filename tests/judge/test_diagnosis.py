@@ -1,5 +1,9 @@
 """The verdict: what is measured about a sampler, and which words go with which numbers."""
 
+import json
+import pickle
+
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -8,15 +12,14 @@ from oracles import normal, tilted_normal, tilted_normal_log_partition
 
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.problem import Status
-from kexpfam.judge.calibration import Calibration
-from kexpfam.judge.diagnosis import PASS_ROWS, Diagnosis, Judgement, SamplerFit, judge, sampler_fit
-from kexpfam.judge.stacking import diagnose_stack
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, WeightedDraws
+from kexpfam.fit.stack import Candidate
+from kexpfam.judge.diagnosis import Judgement, Measurement, verdict_of
+from kexpfam.judge.measure import PASS_ROWS, diagnose, sampler_fit
+from kexpfam.model.density import Density, Estimate, Inputs, Sampler
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport, Identity
 
-SURE = Estimate(0.0, 0.001, 1e4)
 NOTHING = np.zeros((50, 0))
 
 
@@ -55,43 +58,72 @@ def test_the_divergence_of_a_map_that_folds_space_is_that_of_its_law(seed):
     assert abs(fit.kl.value - np.log(2.0)) < 5 * fit.kl.standard_error + 0.01
 
 
-def fitted(kl=0.0, share=1.0) -> SamplerFit:
-    return SamplerFit(
-        Estimate(kl, 0.01, 1e3), share, WeightedDraws(np.zeros((1, 1)), np.zeros(1), folds=False), NOTHING
+def diagnosis_of(shift=0.0, *, f_gap=0.0, status=Status.CONVERGED, error=0.0, **settings):
+    """Return the diagnosis of N(0.5, 1) with a sampler N(0.5 + shift, 1) and the facts of a convex problem."""
+    fitted = density(Sampler(normal(0.5 + shift), Identity(), normal()))
+    estimate = fitted.log_partition._replace(standard_error=error)
+    fitted = eqx.tree_at(lambda one: one.log_partition, fitted, estimate)
+    settings = Judgement(draws=2000, certifying_draws=10, refine=0, **settings)
+    certify = lambda *_, key: {"f_gap": f_gap}
+    return diagnose(
+        fitted, NOTHING, status={"kernel": status}, certify=certify, settings=settings, key=jr.key(0)
     )
 
 
-def verdict(
-    *, log_partition=SURE, f_gap=0.0, status=Status.CONVERGED, settings=None, **fit
-) -> tuple[str, tuple[str, ...]]:
-    return judge(
-        status, log_partition, f_gap, fitted(**fit), None, conditional=False, settings=settings or Judgement()
-    )
-
-
+# KL(q || p) is shift^2 / 2, and the effective share exp(-shift^2).
+ONLY_SHARE = {"good_sampler_kl": 100.0}
 CASES = {
     "all is well": ({}, "good", None),
     "f a little off": ({"f_gap": 0.05}, "fair", "f is not at its optimum"),
     "f far off": ({"f_gap": 0.2}, "poor", "f is not at its optimum"),
-    "sampler a little off": ({"kl": 0.2}, "fair", "differs from the density"),
-    "sampler far off": ({"kl": 0.6}, "poor", "differs from the density"),
-    "few effective draws": ({"share": 0.2}, "fair", "differs from the density"),
-    "hardly any effective draws": ({"share": 0.05}, "poor", "differs from the density"),
-    "uncertain constant": ({"log_partition": Estimate(0.0, 1.0, 1e4)}, "poor", "log Z is uncertain"),
+    "sampler a little off": ({"shift": 0.2**0.5}, "good", None),
+    "sampler off": ({"shift": 0.4**0.5}, "fair", "differs from the density"),
+    "sampler far off": ({"shift": 1.2**0.5}, "poor", "differs from the density"),
+    "few effective draws": ({"shift": 1.6**0.5, **ONLY_SHARE}, "fair", "differs from the density"),
+    "hardly any effective draws": ({"shift": 5.0**0.5, **ONLY_SHARE}, "poor", "differs from the density"),
+    "uncertain constant": ({"error": 1.0}, "poor", "log Z is uncertain"),
     "stopped early": ({"status": Status.RAN_ALL_STEPS}, "fair", "All steps ran"),
+    "larger threshold": ({"shift": 0.4**0.5, "good_sampler_kl": 0.3}, "good", None),
+    "smaller thresholds": ({"shift": 0.4**0.5, "good_sampler_kl": 0.05, "poor": 2.0}, "poor", "differs"),
 }
 
 
 @pytest.mark.parametrize(("facts", "expected", "advice"), CASES.values(), ids=CASES)
 def test_the_verdict_goes_with_the_numbers(facts, expected, advice):
-    found, said = verdict(**facts)
-    assert found == expected
-    assert said == () if advice is None else any(advice in line for line in said)
+    found = diagnosis_of(**facts)
+    assert found.verdict == expected
+    assert found.advice == () if advice is None else any(advice in line for line in found.advice)
+    assert found.converged == (expected != "poor" and "status" not in facts)
 
 
-def test_a_judge_s_thresholds_are_settings():
-    assert verdict(kl=0.2, settings=Judgement(good_sampler_kl=0.3))[0] == "good"
-    assert verdict(kl=0.2, settings=Judgement(good_sampler_kl=0.05, poor=2.0))[0] == "poor"
+def test_measurements_are_found_by_name_and_as_attributes():
+    found = diagnosis_of(shift=0.4, f_gap=0.01)
+    kl = found["sampler_kl"]
+    assert abs(kl.value - 0.08) < 4 * kl.error
+    assert (kl.level, kl.label) == ("good", "KL(sampler || density)")
+    assert found.sampler_kl == kl.value and found.f_gap == 0.01
+    assert found.duality_gap == pytest.approx(0.01 + kl.value)
+    assert list(found) == [one.name for one in found.values()] and "sampler_mmd" not in found
+    with pytest.raises(AttributeError, match="no 'crps'; it has kernel_status"):
+        _ = found.crps
+    assert pickle.loads(pickle.dumps(found)).verdict == found.verdict
+
+
+def test_the_report_has_a_row_for_each_labelled_measurement_and_json_has_all():
+    found = diagnosis_of(shift=0.4**0.5)
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["verdict:", "FAIR"]
+    assert len(lines) == 1 + len(found.labelled()) + len(found.advice)
+    told = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert set(told) == {"verdict", "advice", *found}
+    assert told["sampler_kl"]["level"] == "fair" and "sample(..., refine=10)" in told["sampler_kl"]["meaning"]
+
+
+def test_a_verdict_is_the_lowest_level():
+    levels = lambda *several: verdict_of(Measurement(str(k), 0.0, level=one) for k, one in enumerate(several))
+    assert levels() == levels(None, "unknown") == "good"
+    assert levels("good", "fair", None) == "fair"
+    assert levels("good", "poor", "fair") == "poor"
 
 
 def test_settings_that_make_no_sense_are_named():
@@ -107,7 +139,7 @@ def test_a_normal_base_is_its_own_best_sampler():
 
 
 class Conditional(LawDensity):
-    """A law that says it has a condition: all that the diagnosis of a stack asks of it."""
+    """A distribution with a condition that it does not depend on."""
 
     @property
     def conditional(self):
@@ -115,14 +147,18 @@ class Conditional(LawDensity):
 
 
 def test_rows_that_were_passed_are_not_asked_for_again():
-    # The parts of a stack are judged without the rows, and ask for them.
     law = Conditional(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
-    part = Diagnosis(
-        Status.CONVERGED, True, SURE, 0.0, SURE, False, 1.0, None, None, None, "good", (PASS_ROWS,)
-    )
-    found = Calibration(5, 0.0, np.linspace(0.0, 1.0, 5), np.linspace(0.0, 1.0, 5), False, 0.5, 0.5, {}, 0.1)
-    judged = lambda calibration: diagnose_stack(
-        law, NOTHING, None, (), part, None, calibration, settings=None, key=jr.key(0)
-    )
-    assert judged(found).advice == ()
-    assert judged(None).advice == (PASS_ROWS,)
+    judged = lambda *calibration: diagnose(law, NOTHING, calibration=calibration, key=jr.key(0))
+    assert judged(Measurement("pit", np.linspace(0.0, 1.0, 5))).advice == ()
+    assert judged().advice == (PASS_ROWS,) and judged().verdict == "good"
+
+
+def test_candidates_and_facts_are_measurements():
+    law = LawDensity(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
+    candidates = [Candidate("mixture", 0.7, -1.25, 0.1), Candidate("kernel", 0.3, np.nan, np.nan)]
+    facts = {"mixture": {"components": 3.0, "loss": Estimate(1.0, 0.5, 10.0)}}
+    found = diagnose(law, NOTHING, candidates=candidates, facts=facts, key=jr.key(0))
+    assert (found.mixture_weight, found.mixture_score, found["mixture_score"].error) == (0.7, -1.25, 0.1)
+    assert "kernel_score" not in found
+    assert found.mixture_components == 3.0 and found["mixture_loss"].error == 0.5
+    assert "70% of the density; held-out score -1.250 ± 0.1" in str(found)

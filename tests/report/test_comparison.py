@@ -72,9 +72,9 @@ def test_one_target_has_calibration_and_crps(compared, conditionals):
     x, y = pair(1)
     narrow, wide = compared.entries
     assert (narrow.name, wide.name) == ("narrow", "wide")
-    found = conditionals[0].diagnose(x, y).calibration
+    found = conditionals[0].diagnose(x, y)
     assert narrow.crps == pytest.approx(found.crps)
-    assert narrow.pit_p_value == pytest.approx(found.ks_p_value)
+    assert narrow.pit_p_value == pytest.approx(found.pit_p_value)
     assert narrow.crps < wide.crps
 
 
@@ -83,7 +83,7 @@ def test_models_that_do_not_differ_are_said_not_to(densities):
         densities[0], densities[0], X=np.zeros((20, 2)) + np.random.default_rng(2).normal(size=(20, 2))
     )
     assert [one.name for one in same.entries] == ["GaussianMixtureDensity 1", "GaussianMixtureDensity 2"]
-    assert "cannot be told apart" in same.verdict
+    assert "do not differ significantly" in same.verdict
 
 
 def test_the_table_prints_and_is_shown_and_written(compared, tmp_path):
@@ -140,9 +140,9 @@ def test_what_cannot_be_compared_is_refused(densities, conditionals):
     X = np.zeros((5, 2))
     with pytest.raises(ValueError, match="two models at least, got 1"):
         kexpfam.compare(densities[0], X=X)
-    with pytest.raises(ValueError, match="compare like with like"):
+    with pytest.raises(ValueError, match="cannot be compared"):
         kexpfam.compare(densities[0], conditionals[0], X=X)
-    with pytest.raises(ValueError, match="names must be 2 different ones"):
+    with pytest.raises(ValueError, match="names must be 2 different names"):
         kexpfam.compare(*densities, X=X, names=["a", "a"])
     with pytest.raises(ValueError, match="y is for conditional models"):
         kexpfam.compare(*densities, X=X, y=np.zeros(5))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.baselines.grid_search import GridSearch, SearchDiagnosis, deal, grid_of
+from kexpfam.baselines.grid_search import GridSearch, deal, grid_of
 from kexpfam.baselines.mixture_density import (
     AbstractWeights,
     KernelWeights,
@@ -30,6 +30,7 @@ from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
 from kexpfam.estimators.base import ConditionalEstimator, Seed, key_from, whole
 from kexpfam.estimators.showing import remembered
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
@@ -115,11 +116,11 @@ class MixtureEstimator(ConditionalEstimator):
     @remembered
     def diagnose(
         self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0
-    ) -> SearchDiagnosis:
+    ) -> Diagnosis:
         """Return how the settings were chosen; with held-out X and y, the calibration too."""
         check_is_fitted(self, "density_")
         calibration = self._calibration(X, y, key=key_from(random_state))
-        return self._repaired(SearchDiagnosis.of(self.selection_, calibration))
+        return Diagnosis([*self.selection_.measurements(), *calibration])
 
 
 class LeastSquaresConditional(MixtureEstimator):

@@ -49,8 +49,9 @@ from kexpfam.fit.convex import best_sampler
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.problem import Problem, Solution, Status
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.diagnosis import Diagnosis, Judgement, judge, sampler_fit
-from kexpfam.model.density import Density, Estimate, Inputs
+from kexpfam.judge.diagnosis import Diagnosis, Judgement
+from kexpfam.judge.measure import diagnose
+from kexpfam.model.density import Density, Inputs
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import FeatureSpace
@@ -326,20 +327,21 @@ class ConditionalScoreMatching(ConditionalEstimator):
         *,
         settings: Judgement | None = None,
     ) -> Diagnosis:
-        """Return measurements of the fit; with held-out X and y, of its calibration too.
+        """Return the diagnosis of the fit; with held-out X and y, with its calibration.
 
-        f is the solution in closed form, so that its gap is 0. The certificate is one of the likelihood: None
-        here.
+        f solves its own problem in closed form; a certificate exists for the likelihood only.
         """
         check_is_fitted(self, "density_")
-        density, key, settings = self.density_, key_from(random_state), settings or Judgement()
-        status, calibration = self.solution_.status, self._calibration(X, y, key=key)
-        fit = sampler_fit(density, self._training, settings.draws, weight=self._weight, key=key)
-        partitions, errors = density.log_partitions(self._training), density.partition_errors(self._training)
-        worst = Estimate(float(weighted_mean(partitions, self._weight)), float(errors.max()), np.inf)
-        verdict, advice = judge(status, worst, 0.0, fit, calibration, conditional=True, settings=settings)
-        facts = (status, True, worst, 0.0, fit.kl, fit.draws.folds, fit.share, None, calibration, None)
-        return self._repaired(Diagnosis(*facts, verdict, advice))
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return diagnose(
+            self.density_,
+            self._training,
+            self._weight,
+            status={"kernel": self.solution_.status},
+            calibration=self._calibration(X, y, settings=settings, key=key),
+            settings=settings,
+            key=key,
+        )
 
     def _check_settings(self, inputs: int, rows: int, columns: int) -> None:
         if not isinstance(self.base, AbstractMeasure):

@@ -1,6 +1,5 @@
 """Neural spline flow, through the package flowjax."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -16,12 +15,12 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import DensityEstimator, Seed, key_from, whole
 from kexpfam.estimators.showing import remembered
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.progress import Listener
 
-__all__ = ["FlowDiagnosis", "FlowLaw", "FlowLosses", "FlowShape", "SplineFlow"]
+__all__ = ["FlowLaw", "FlowLosses", "FlowShape", "SplineFlow"]
 
 # The splines are the identity beyond this many standard deviations.
 SPLINE_INTERVAL = 5.0
@@ -61,23 +60,6 @@ class FlowLaw(AbstractMeasure):
         """Return the flow of flowjax; to be called inside a compiled program, since building it is slow."""
         arrays, rest = eqx.partition(_new_flow(self.shape, jr.key(0)), eqx.is_array)
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), self.arrays), rest)
-
-
-@dataclass(frozen=True)
-class FlowDiagnosis(AbstractDiagnosis):
-    """Diagnosis of a trained flow."""
-
-    verdict: str
-    training: FlowLosses
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        best = int(np.argmin(self.training.validation))
-        gap = self.training.validation[best] - self.training.train[best]
-        return [
-            ("kept epoch", f"{best + 1} of {len(self.training.validation)}"),
-            ("validation loss", f"{self.training.validation[best]:.4f} nats, {gap:+.4f} to training"),
-        ]
 
 
 class SplineFlow(DensityEstimator):
@@ -177,13 +159,20 @@ class SplineFlow(DensityEstimator):
         return arrays, FlowLosses(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> FlowDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return how the training ended; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        if self.training_.finished:
-            return FlowDiagnosis("good", self.training_, ())
-        advice = "The validation loss may still fall: raise max_epochs."
-        return FlowDiagnosis("fair", self.training_, (advice,))
+        train, validation, finished = self.training_
+        best = int(np.argmin(validation))
+        loss, epoch = float(validation[best]), f"{best + 1} of {len(validation)}"
+        text = f"{loss:.4f} nats, {loss - train[best]:+.4f} to training"
+        level, meaning = (
+            "good" if finished else "fair",
+            "The validation loss may still fall: raise max_epochs.",
+        )
+        kept = Measurement("kept_epoch", best + 1, label="kept epoch", text=epoch)
+        held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
+        return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
 
 
 def _flowjax() -> Any:

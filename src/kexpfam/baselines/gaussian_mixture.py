@@ -1,6 +1,5 @@
 """Gaussian mixture by expectation maximisation; its size and covariance type are chosen on held-out rows."""
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -12,24 +11,11 @@ from kexpfam.estimators.base import FEWEST_ROWS, DensityEstimator, Seed, key_fro
 from kexpfam.estimators.showing import remembered
 from kexpfam.fit.bases import best_mixture
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.progress import Listener
 
-__all__ = ["GaussianMixtureDensity", "MixtureDiagnosis"]
-
-
-@dataclass(frozen=True)
-class MixtureDiagnosis(AbstractDiagnosis):
-    """Diagnosis of a mixture: the number of components and the smallest weight."""
-
-    verdict: str
-    components: int
-    smallest_share: float
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        return [("components", f"{self.components}, smallest share {self.smallest_share:.2%}")]
+__all__ = ["GaussianMixtureDensity"]
 
 
 class GaussianMixtureDensity(DensityEstimator):
@@ -71,10 +57,14 @@ class GaussianMixtureDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> MixtureDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return the number of components; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.law.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
-        advice = (f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable.",) if few else ()
-        return MixtureDiagnosis("fair" if few else "good", len(shares), float(shares.min()), advice)
+        meaning = f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable."
+        text, level = f"{len(shares)}, smallest share {shares.min():.2%}", "fair" if few else "good"
+        components = Measurement("components", len(shares), label="components", text=text)
+        return Diagnosis(
+            [components, Measurement("smallest_share", float(shares.min()), None, level, meaning)]
+        )

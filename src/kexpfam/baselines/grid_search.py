@@ -1,16 +1,13 @@
-"""Cross-validation of settings on a grid, and the diagnosis of a fit whose only choice it is."""
+"""Cross-validation of settings on a grid."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kexpfam.estimators.messages import shown
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.conformal import Conformal
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Measurement
 
-__all__ = ["GridSearch", "SearchDiagnosis", "deal", "grid_of"]
+__all__ = ["GridSearch", "deal", "grid_of"]
 
 
 class GridSearch(NamedTuple):
@@ -37,32 +34,18 @@ class GridSearch(NamedTuple):
         named = zip(self.names, self.grids, self.place, strict=True)
         return tuple(name for name, grid, i in named if len(grid) > 1 and i in (0, len(grid) - 1))
 
-
-@dataclass(frozen=True)
-class SearchDiagnosis(AbstractDiagnosis):
-    """Diagnosis of a fit whose settings were chosen on a grid."""
-
-    verdict: str
-    selection: GridSearch
-    calibration: Calibration | JointCalibration | None
-    advice: tuple[str, ...]
-    repair: Conformal | None = None
-
-    @staticmethod
-    def of(
-        selection: GridSearch, calibration: Calibration | JointCalibration | None = None
-    ) -> "SearchDiagnosis":
-        """Return the diagnosis: good, unless a setting was chosen at an end of its grid."""
-        if not (edge := selection.on_edge):
-            return SearchDiagnosis("good", selection, calibration, ())
-        advice = f"{' and '.join(edge)} chosen at an end of the grid: a better value may lie beyond it."
-        return SearchDiagnosis("fair", selection, calibration, (advice,))
-
-    def lines(self) -> list[tuple[str, str]]:
-        chosen = ", ".join(f"{name} {value:.4g}" for name, value in self.selection.chosen.items())
-        tried = f"{self.selection.losses.min():.4f} nats, best of {self.selection.losses.size}"
-        calibrated = self.calibration.lines() if self.calibration is not None else []
-        return [("chosen", chosen), ("held-out loss", tried), *calibrated]
+    def measurements(self) -> list[Measurement]:
+        """Return the chosen settings and their loss; fair if a setting was chosen at an end of its grid."""
+        chosen = ", ".join(f"{name} {value:.4g}" for name, value in self.chosen.items())
+        loss, edge = float(self.losses.min()), " and ".join(self.on_edge)
+        level, meaning = "good", "The chosen settings lie inside their grids."
+        if edge:
+            level, meaning = "fair", f"{edge} chosen at an end of the grid: a better value may lie beyond it."
+        text = f"{loss:.4f} nats, best of {self.losses.size}"
+        return [
+            Measurement("chosen", self.chosen, None, level, meaning, label="chosen", text=chosen),
+            Measurement("held_out_loss", loss, label="held-out loss", text=text),
+        ]
 
 
 def deal(count: int, folds: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.baselines.grid_search import GridSearch, SearchDiagnosis, deal, grid_of
+from kexpfam.baselines.grid_search import GridSearch, deal, grid_of
 from kexpfam.baselines.mixture_density import MixtureDensity, chunks, log_volume, squared_distances
 from kexpfam.data.columns import check_columns
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import DensityEstimator, Seed, key_from, whole
 from kexpfam.estimators.showing import remembered
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.progress import Listener
 
 __all__ = ["KernelDensity", "held_out_losses"]
@@ -86,10 +87,10 @@ class KernelDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> SearchDiagnosis:
+    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
         """Return how the bandwidth was chosen; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        return SearchDiagnosis.of(self.selection_)
+        return Diagnosis(self.selection_.measurements())
 
 
 def held_out_losses(

@@ -1,7 +1,6 @@
 """The kernel exponential family by score matching: a linear system instead of a normaliser, draws by HMC."""
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -41,9 +40,10 @@ from kexpfam.fit.bases import best_mixture
 from kexpfam.fit.problem import Solution, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, judge, sampler_fit
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
+from kexpfam.judge.measure import measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
-from kexpfam.model.density import Density, Estimate, Inputs, Sampler, Tilt
+from kexpfam.model.density import Density, Inputs, Sampler, Tilt
 from kexpfam.model.kernels import Gaussian, median_distance
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
@@ -51,7 +51,6 @@ from kexpfam.model.spaces import Constant, FeatureSpace, spread_rows
 from kexpfam.progress import Listener, Report
 
 __all__ = [
-    "ScoreMatchingDiagnosis",
     "ScoreMatchingExpFamily",
     "ScoreSearch",
     "ScoreSelection",
@@ -143,26 +142,6 @@ def score_base(
     if given == "mixture":
         return mixture
     return measures.Gaussian.fitted(np.asarray(sample.target), width=width, weight=sample.weight)
-
-
-@dataclass(frozen=True)
-class ScoreMatchingDiagnosis(AbstractDiagnosis):
-    """Diagnosis of a fit by score matching; the share is that of effective draws where chains start."""
-
-    log_partition: Estimate
-    loss: float
-    held_out_loss: float | None
-    effective_share: float
-    verdict: str
-    advice: tuple[str, ...]
-
-    def lines(self) -> list[tuple[str, str]]:
-        held_out = "no selection ran" if self.held_out_loss is None else f"{self.held_out_loss:.4f} held out"
-        return [
-            ("score-matching loss", f"{self.loss:.4f} in training, {held_out}"),
-            ("log Z", str(self.log_partition)),
-            ("effective share of starts", f"{self.effective_share:.0%}"),
-        ]
 
 
 class ScoreMatchingExpFamily(DensityEstimator):
@@ -302,29 +281,32 @@ class ScoreMatchingExpFamily(DensityEstimator):
         return self._rows_like(None, self.density_.scaling.to_data(draws), names)
 
     @remembered
-    def diagnose(
-        self, random_state: Seed = 0, *, settings: Judgement | None = None
-    ) -> ScoreMatchingDiagnosis:
-        """Return measurements of the fit; they print as a short report with a verdict."""
+    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
+        """Return the diagnosis of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
         from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
 
-        density, chosen, settings = self.density_, self.selection_.chosen, settings or Judgement()
-        status, partition = self.solution_.status, density.log_partition
-        fit = sampler_fit(
-            density, self._training, settings.draws, weight=self._weight, key=key_from(random_state)
-        )
-        # f is exact and draws are refined: only the normaliser has an error.
-        exact = fit._replace(kl=Estimate(0.0, 0.0, np.inf), share=1.0)
-        verdict, advice = judge(status, partition, 0.0, exact, None, conditional=False, settings=settings)
-        if fit.share < RESAMPLING_SHARE:
-            advice += (
-                "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty.",
-            )
-            verdict = "poor"
+        density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
+        key = key_from(random_state)
+        fit = sampler_fit(density, self._training, settings.draws, settings, weight=self._weight, key=key)
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
-        held_out = None if chosen is None else chosen.loss
-        return ScoreMatchingDiagnosis(partition, loss, held_out, fit.share, verdict, advice)
+        held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
+        level, meaning = "good", "Chains start near the density."
+        if fit.share < RESAMPLING_SHARE:
+            level = "poor"
+            meaning = "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty."
+        text, share = f"{loss:.4f} in training, {held_out}", f"{fit.share:.0%}"
+        # f is exact and draws are refined: no level depends on the sampler.
+        return Diagnosis(
+            [
+                measure_status(self.solution_.status, label=""),
+                Measurement("loss", loss, label="score-matching loss", text=text),
+                measure_log_partition(density.log_partition),
+                Measurement(
+                    "effective_share", fit.share, None, level, meaning, "effective share of starts", share
+                ),
+            ]
+        )
 
     @property
     def _sample(self) -> Sample:

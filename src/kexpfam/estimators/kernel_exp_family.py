@@ -41,7 +41,7 @@ from kexpfam.fit.select import (
 )
 from kexpfam.integrate.nodes import Integration
 from kexpfam.integrate.partition import METHODS
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.model.density import Density
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure
@@ -207,10 +207,10 @@ class KernelExpFamily(Streamed, DensityEstimator, AnyGivenAny):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> AbstractDiagnosis:
+    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        return self._diagnosed(None, settings, key_from(random_state))
+        return self._diagnosed([], Judgement.of(settings), key_from(random_state))
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return the learned f at each row: ``log p - log p0 + log Z``, all in standardised units."""
@@ -427,11 +427,11 @@ class ConditionalKernelExpFamily(Streamed, ConditionalEstimator):
         random_state: Seed = 0,
         *,
         settings: Judgement | None = None,
-    ) -> AbstractDiagnosis:
+    ) -> Diagnosis:
         """Return what can be known about the quality of the fit; with held-out X and y, its calibration too."""
         check_is_fitted(self, "density_")
-        key = key_from(random_state)
-        return self._repaired(self._diagnosed(self._calibration(X, y, key=key), settings, key))
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return self._diagnosed(self._calibration(X, y, settings=settings, key=key), settings, key)
 
     def _features(self) -> Features:
         rank = Features().condition_rank if self.n_centres is None else (self.n_centres, self.n_centres)

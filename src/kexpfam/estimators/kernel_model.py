@@ -1,6 +1,7 @@
 """What both of the library's own estimators are: candidates are posed, compared on held-out rows, and made a density."""
 
 import abc
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -20,6 +21,7 @@ from kexpfam.data.weights import effective_rows
 from kexpfam.estimators.base import check_scale, keys_from, one_of, shown, whole
 from kexpfam.estimators.reading import TableReader
 from kexpfam.fit.bases import BASES, best_mixture, best_shape, fit_mixture, mixture_held_out
+from kexpfam.fit.certificate import certified
 from kexpfam.fit.learned import EFFORTS, Learned, learn
 from kexpfam.fit.polish import Polish
 from kexpfam.fit.problem import Problem, Solution, Solver, mean_feature, solver_from
@@ -40,16 +42,14 @@ from kexpfam.fit.select import (
 from kexpfam.fit.stack import Candidate, compare
 from kexpfam.integrate.nodes import Integration, seed_from, uses_grid
 from kexpfam.integrate.partition import log_partition
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.diagnosis import AbstractDiagnosis, Judgement, diagnose
-from kexpfam.judge.stacking import diagnose_stack
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
+from kexpfam.judge.measure import diagnose
 from kexpfam.model.density import Completion, Density, Inputs
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import LawDensity, LearnedDensity, MixedDensity, Stack
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure, Box
 from kexpfam.model.mixed import Embedding, Wiring
-from kexpfam.model.precision import double_precision
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
 
@@ -348,23 +348,21 @@ class KernelModel(TableReader):
         )
 
     def _diagnosed(
-        self, calibration: Calibration | JointCalibration | None, settings: Any, key: Key[Array, ""]
-    ) -> AbstractDiagnosis:
-        if not isinstance(settings, Judgement | None):
-            raise TypeError(f"settings must be a Judgement or None, got {shown(settings)}.")
-        parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
-        kernel = next((part for part in parts if isinstance(part, Density)), None)
-        judged = None
-        if kernel is not None and self._problem is not None and self.solution_ is not None:
-            alone, status = kernel is self.density_, self.solution_.status
-            training = self._training if self.conditional else np.asarray(self._problem.sample.target)
-            with double_precision():
-                own = calibration if alone else None
-                judged = diagnose(self._problem, kernel, training, status, own, settings=settings, key=key)
-            if alone:
-                return judged
-        facts = self._training, self._weight, self.candidates_, judged, self.polish_, calibration
-        return diagnose_stack(self.density_, *facts, settings=settings, key=key)
+        self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
+    ) -> Diagnosis:
+        polish = {} if self.polish_ is None else self.polish_._asdict()
+        return diagnose(
+            self.density_,
+            self._training,
+            self._weight,
+            candidates=self.candidates_,
+            status={"kernel": self.solution_.status} if self.solution_ is not None else {},
+            facts={"chain": {f"polish_{name}": polish[name] for name in ("gain", "gap") if name in polish}},
+            certify=None if self._problem is None else functools.partial(certified, self._problem),
+            calibration=calibration,
+            settings=settings,
+            key=key,
+        )
 
     def _fixed(self) -> Fixed:
         names = self.get_params(deep=False)

@@ -1,9 +1,8 @@
 """Quantiles, intervals, distribution functions and regions of a conditional density, and their conformal repair."""
 
 import abc
-import dataclasses
 import warnings
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import jax.random as jr
 import numpy as np
@@ -13,12 +12,12 @@ from sklearn.utils import check_random_state
 
 from kexpfam.caller import caller_level
 from kexpfam.estimators.messages import numbers_of, shown
-from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate, density_ranks
 from kexpfam.judge.conformal import Conformal, conformalise
+from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 
 __all__ = ["Predictive", "SeenRowsWarning"]
 
-AnyDiagnosis = TypeVar("AnyDiagnosis", bound=Any)
 # A repair from fewer rows bounds next to nothing.
 FEWEST_ROWS = 10
 # Draws per row behind the regions of a model that was not repaired.
@@ -114,7 +113,7 @@ class Predictive(abc.ABC):
 
         Split conformal prediction: if these rows and the next are exchangeable, intervals and regions hold the next y with at
         least the probability they state, whatever the density is worth. That holds on average over x, not at every x. What
-        it did is in ``calibration_``; ``draws`` per row stand behind regions. ``calibrate(None)`` and a new fit undo it.
+        it did is in ``conformal_``; ``draws`` per row stand behind regions. ``calibrate(None)`` and a new fit undo it.
         """
         if X is None:
             self._conformal = None
@@ -130,7 +129,7 @@ class Predictive(abc.ABC):
         return self
 
     @property
-    def calibration_(self) -> Conformal:
+    def conformal_(self) -> Conformal:
         """What ``calibrate`` found: rows, and the coverage of intervals (regions, for several targets) before and after."""
         if getattr(self, "_conformal", None) is None:
             raise AttributeError(
@@ -140,21 +139,26 @@ class Predictive(abc.ABC):
         return self._conformal
 
     def _calibration(
-        self, X: ArrayLike | None, y: ArrayLike | None, *, key: Key[Array, ""]
-    ) -> Calibration | JointCalibration | None:
-        if X is None:
-            return None
-        X, targets = self._checked_rows(X, y)
-        found = calibrate(self.density_, X, targets, key=key)
-        if self._conformal is None:
-            return found
-        return dataclasses.replace(
-            found, repaired=self._conformal.coverage(self.density_, X, targets, key=key)
-        )
-
-    def _repaired(self, diagnosis: AnyDiagnosis) -> AnyDiagnosis:
-        """Return the diagnosis with what is known of the repair."""
-        return dataclasses.replace(diagnosis, repair=self._conformal)
+        self,
+        X: ArrayLike | None,
+        y: ArrayLike | None,
+        *,
+        settings: Judgement | None = None,
+        key: Key[Array, ""],
+    ) -> list[Measurement]:
+        """Return measurements on held-out rows, if there are any, and those of the conformal repair."""
+        found: list[Measurement] = []
+        conformal = self._conformal
+        if X is not None:
+            X, targets = self._checked_rows(X, y)
+            found = pit_measurements(self.density_, X, targets, settings=settings, key=key)
+            if conformal is not None:
+                shares = conformal.coverage(self.density_, X, targets, key=key)
+                text = coverage_text(shares)
+                found.append(
+                    Measurement("repaired_coverage", shares, label="coverage once repaired", text=text)
+                )
+        return found if conformal is None else [*found, *conformal.measurements()]
 
     def _warn_of_seen(self, X: np.ndarray, targets: np.ndarray) -> None:
         trained = {row.tobytes() for row in np.concatenate([self._training, self._training_targets], axis=1)}

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def remembered(diagnose: Method) -> Method:
 class Shown(BaseEstimator):
     """The faces of an estimator that are made for eyes."""
 
-    _diagnosis: AbstractDiagnosis | None = None
+    _diagnosis: Diagnosis | None = None
 
     def plot(self, *args: Any, **kwargs: Any) -> "Figure":
         """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density``, or ``plot_conditional``."""

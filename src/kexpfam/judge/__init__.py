@@ -1,3 +1,3 @@
-"""Whether a fit is good: certificates, diagnoses, calibration, distances between samples."""
+"""Quality of a fit: one diagnosis of named measurements, calibration, conformal repair, metrics."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What chance does to the counts of a perfectly calibrated model: limits that hold all of them at once."""
+"""Simultaneous limits of the counts of a calibrated model."""
 
 import numpy as np
 from jaxtyping import Float
@@ -6,19 +6,19 @@ from jaxtyping import Float
 __all__ = ["simultaneous_limits"]
 
 SIMULATIONS = 4000
-# A count whose tail is the limit itself lies within it, whatever the rounding.
+# Relative slack, so that a count on the limit lies within it.
 ROUNDING = 1e-9
 
 
 def simultaneous_limits(
     rows: int, shares: Float[np.ndarray, " k"], *, cumulative: bool, coverage: float = 0.95, seed: int = 0
 ) -> tuple[Float[np.ndarray, " j"], Float[np.ndarray, " j"]]:
-    r"""Return the limits, low and high, between which all counts lie at once with probability ``coverage``.
+    r"""Return the lower and upper limits that contain all counts at once with probability ``coverage``.
 
-    ``rows`` fall into bins with these shares, which sum to one. The counts are those of the bins or, if cumulative, those of
-    all bins up to each edge but the last: the empirical distribution function. Every count is held between the same tails
-    :math:`\gamma / 2` of its binomial law, with :math:`\gamma` such that they all hold together, by simulation (Säilynoja,
-    Bürkner and Vehtari 2022, Statistics and Computing 32, 32).
+    ``rows`` fall into bins with these shares, which sum to one. The counts are those of the bins or, if
+    cumulative, those of all bins up to each edge but the last: the empirical distribution function. Each count
+    has limits at the tails :math:`\gamma / 2` of its binomial distribution; simulation finds the
+    :math:`\gamma` of joint coverage (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32, 32).
     """
     from scipy.stats import binom  # slow to import
 

@@ -1,56 +1,51 @@
-"""Is the fit good? Numbers with error bars, and one verdict in words; the same for every density, conditional or not."""
+"""The diagnosis of a fit: named measurements, each with an error and a level, and one verdict."""
 
-import abc
 import dataclasses
 import enum
 import html
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
-from kexpfam.data.sample import Sample
-from kexpfam.data.weights import weighted_mean
-from kexpfam.fit.convex import shortfall
-from kexpfam.fit.problem import Problem, Status, check_at_least
-from kexpfam.integrate.nodes import effective_share
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.certificate import Certificate, certify
-from kexpfam.judge.conformal import Conformal
-from kexpfam.judge.metrics import Distance, mmd_squared, neighbour_log_density
-from kexpfam.model.density import Density, Estimate, WeightedDraws
+__all__ = ["Diagnosis", "Judgement", "Measurement", "plain", "verdict_of"]
 
-__all__ = ["AbstractDiagnosis", "Diagnosis", "Judgement", "diagnose", "judge", "plain", "sampler_fit"]
-
-# The certificate's key is apart from those of the other measurements.
-CERTIFICATE = 1
-SUSPICIOUS_P_VALUE = 0.01
-PASS_ROWS = "Pass held-out X and y to diagnose() to see whether the predicted distributions are calibrated."
-
-# Beyond this many dimensions the nearest of so many draws are too far away to tell a density.
-NEIGHBOUR_DIMS, NEIGHBOUR_DRAWS = 3, 20_000
+VERDICTS = ("poor", "fair", "good")
+COLOURS = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}
 
 
 class Judgement(eqx.Module):
-    """How a fit is judged.
+    """Settings of a diagnosis: numbers of draws, and the thresholds between good, fair and poor.
 
     Parameters
     ----------
     draws : int
         Draws of the sampler that are compared with the density.
     certifying_draws : int
-        The certificate divides squares of noise by the penalty, so it takes many.
+        Draws behind the certificate, which divides squared noise by the penalty.
     refine : int
-        Steps of HMC behind the draws that plain ones are compared with.
-    good_sampler_kl, good_f_gap : float
-        Up to these (nats) a fit is called good, and up to ``poor`` times these, fair.
+        HMC steps of the draws that plain draws are compared with; 0 omits the comparison.
+    good_sampler_kl, good_f_gap, good_normaliser_error : float
+        Up to these values (nats) a measurement is good, and up to ``poor`` times these values, fair.
     good_effective_share : float
-        From this share of effective draws on a fit is called good, and from a ``poor``-th of it on, fair.
+        From this effective share of the draws on, the sampler is good; from a ``poor``-th of it on, fair.
     poor : float
-        See above.
+        Ratio of the two thresholds of a measurement.
+    suspicious_p_value : float
+        Held-out rows with a smaller p-value show that the predicted distributions are not calibrated.
+    pit_draws : int
+        Draws per held-out row for ranks, TARP and PIT values of the sampler.
+    coverages : tuple of float
+        Nominal coverages of intervals and regions that are compared with held-out rows.
+    few_rows : int
+        With fewer held-out rows, the range that chance explains is part of the diagnosis.
+    discrete_share : float
+        A target with fewer distinct values than this share of its rows has a randomised PIT.
+    neighbour_dims, neighbour_draws : int
+        In up to ``neighbour_dims`` dimensions, the density of a sampler that is not one-to-one is
+        estimated from its ``neighbour_draws`` draws; in more dimensions neighbours are too far apart.
     """
 
     draws: int = 4000
@@ -58,28 +53,161 @@ class Judgement(eqx.Module):
     refine: int = 5
     good_sampler_kl: float = 0.1
     good_f_gap: float = 0.02
+    good_normaliser_error: float = 0.05
     good_effective_share: float = 0.3
     poor: float = 5.0
+    suspicious_p_value: float = 0.01
+    pit_draws: int = 200
+    coverages: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95)
+    few_rows: int = 30
+    discrete_share: float = 0.5
+    neighbour_dims: int = 3
+    neighbour_draws: int = 20_000
 
     def __check_init__(self) -> None:
-        check_at_least(self, 10, "draws", "certifying_draws")
-        check_at_least(self, 0, "refine", "good_sampler_kl", "good_f_gap", "good_effective_share")
-        check_at_least(self, 1, "poor")
+        least = {"draws": 10, "certifying_draws": 10, "poor": 1, "pit_draws": 1, "neighbour_draws": 10}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if name != "coverages" and not (np.ndim(value) == 0 and value >= least.get(name, 0)):
+                raise ValueError(f"{name} must be at least {least.get(name, 0)}, got {value}.")
+        if not all(0.0 < level < 1.0 for level in self.coverages):
+            raise ValueError(f"coverages must lie strictly between 0 and 1, got {self.coverages}.")
+
+    @staticmethod
+    def of(settings: Any) -> "Judgement":
+        """Return the settings, or the defaults for None; raise TypeError for anything else."""
+        if not isinstance(settings, Judgement | None):
+            raise TypeError(f"settings must be a Judgement or None, got {settings!r}.")
+        return settings or Judgement()
+
+    def below(self, value: float, good: float) -> str:
+        """Return the level of a value that should be small."""
+        return "good" if value <= good else "fair" if value <= self.poor * good else "poor"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured quantity.
+
+    Parameters
+    ----------
+    name : str
+        Key in the diagnosis.
+    value : float, array, dict or str
+    error : float or None
+        Standard error of the value.
+    level : {"good", "fair", "poor", "unknown"} or None
+        None is a value without thresholds; "unknown" is one that was not measured.
+    meaning : str
+        One sentence: what the value says at this level, and what to do unless it is good.
+    label, text : str
+        Row of the report; the default text is the value with its error. Without a label there is no row.
+    """
+
+    name: str
+    value: Any
+    error: float | None = None
+    level: str | None = None
+    meaning: str = ""
+    label: str = ""
+    text: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Return the value as text."""
+        if self.text:
+            return self.text
+        value = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+        return value if self.error is None else f"{value} ± {self.error:.1g}"
+
+
+class Diagnosis(Mapping[str, Measurement]):
+    """Measurements of a fit by name, and the verdict and advice that follow from them.
+
+    ``diagnosis["f_gap"]`` is a measurement; ``diagnosis.f_gap`` is its value. ``str`` returns a report.
+    """
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self._measurements = {one.name: one for one in measurements}
+
+    def __getitem__(self, name: str) -> Measurement:
+        return self._measurements[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._measurements)
+
+    def __len__(self) -> int:
+        return len(self._measurements)
+
+    def __getattr__(self, name: str) -> Any:
+        known = self.__dict__.get("_measurements", {})
+        if name not in known:
+            raise AttributeError(f"this diagnosis has no {name!r}; it has {', '.join(known)}.")
+        return known[name].value
+
+    @property
+    def verdict(self) -> str:
+        """Return "good", "fair" or "poor"."""
+        return verdict_of(self.values())
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Return the meaning of every measurement that is not good, each sentence once."""
+        lines = (one.meaning for one in self.values() if one.level not in (None, "good"))
+        return tuple(dict.fromkeys(lines))
+
+    @property
+    def converged(self) -> bool:
+        """Return whether every solver converged and the verdict is not poor."""
+        statuses = [one for name, one in self.items() if name.endswith("status")]
+        return self.verdict != "poor" and all(one.level == "good" for one in statuses)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of the report as name and value, the verdict first."""
+        return [("verdict", self.verdict.upper()), *((one.label, one.shown) for one in self.labelled())]
+
+    def labelled(self) -> list[Measurement]:
+        """Return the measurements that have a row in the report."""
+        return [one for one in self.values() if one.label]
+
+    def __str__(self) -> str:
+        rows = [f"{name + ':':<27} {value}" for name, value in self.rows()]
+        return "\n".join(rows + [f"- {line}" for line in self.advice])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return verdict, advice, and value, error, level and meaning of each measurement, ready for JSON."""
+        fields = ("value", "error", "level", "meaning")
+        found = {name: {key: getattr(one, key) for key in fields} for name, one in self.items()}
+        return plain({"verdict": self.verdict, "advice": self.advice} | found)
+
+    def _repr_html_(self) -> str:
+        text, verdict = html.escape, self.verdict
+        row = lambda one: (
+            f'<tr title="{text(one.meaning)}"><td>{text(one.label)}</td><td>{text(one.shown)}</td></tr>'
+        )
+        cells = "".join(map(row, self.labelled()))
+        advice = "".join(f"<li>{text(line)}</li>" for line in self.advice)
+        heading = f'<p><strong style="color: {COLOURS[verdict]}">{verdict.upper()}</strong></p>'
+        return f"{heading}<table>{cells}</table><ul>{advice}</ul>"
+
+
+def verdict_of(measurements: Iterable[Measurement]) -> str:
+    """Return the lowest level among the measurements; "good" if none has a level."""
+    return min(
+        (one.level for one in measurements if one.level in VERDICTS), key=VERDICTS.index, default="good"
+    )
 
 
 def plain(value: Any) -> Any:
-    """Return a record, an array or a number as what JSON knows: dictionaries, lists, numbers; what is not finite is None."""
+    """Return a record, an array or a number as JSON types; numbers that are not finite are None."""
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, AbstractDiagnosis):
+    if isinstance(value, Diagnosis):
         return value.as_dict()
-    if dataclasses.is_dataclass(value) or hasattr(value, "_asdict"):
-        fields = (
-            value._asdict()
-            if hasattr(value, "_asdict")
-            else {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-        )
-        return {name: plain(part) for name, part in fields.items()}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -87,248 +215,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-class SamplerFit(NamedTuple):
-    """KL(q || p_f) over training conditions, the effective share of draws, and the draws with their conditions."""
-
-    kl: Estimate
-    share: float
-    draws: WeightedDraws
-    conditions: np.ndarray
-
-
-class AbstractDiagnosis(abc.ABC):
-    """What every estimator says about its fit: a verdict, what was measured, and advice; ``str()`` of it is a report."""
-
-    verdict: str
-    advice: tuple[str, ...]
-    repair: Conformal | None = None
-
-    @abc.abstractmethod
-    def lines(self) -> list[tuple[str, str]]:
-        """Return what was measured, as name and value."""
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the lines of the report, the verdict first, as name and value."""
-        return [
-            ("verdict", self.verdict.upper()),
-            *self.lines(),
-            *([] if self.repair is None else self.repair.lines()),
-        ]
-
-    def __str__(self) -> str:
-        rows = [f"{name + ':':<27} {value}" for name, value in self.rows()]
-        return "\n".join(rows + [f"- {line}" for line in self.advice])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as numbers, text, lists and dictionaries, ready for JSON: what is not finite is None."""
-        fields: Any = self
-        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(fields)}
-
-    def _repr_html_(self) -> str:
-        colour = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}[self.verdict]
-        verdict = f'<p><strong style="color: {colour}">{html.escape(self.verdict.upper())}</strong></p>'
-        cells = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-            for name, value in self.lines()
-        )
-        advice = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
-        return f"{verdict}<table>{cells}</table><ul>{advice}</ul>"
-
-
-@dataclass(frozen=True)
-class Diagnosis(AbstractDiagnosis):
-    """What was measured about a fit.
-
-    ``log_partition`` is log Z, under conditions its mean over the training rows and its largest error. ``sampler_mmd``
-    compares plain with refined draws where there is no condition; ``calibration`` is that of held-out rows where there is one.
-    ``sampler_kl`` is a lower bound where the transport folds space (``sampler_folds``).
-    """
-
-    status: Status
-    conditional: bool
-    log_partition: Estimate
-    f_gap: float
-    sampler_kl: Estimate
-    sampler_folds: bool
-    effective_share: float
-    sampler_mmd: Distance | None
-    calibration: Calibration | JointCalibration | None
-    certificate: Certificate | None
-    verdict: str
-    advice: tuple[str, ...]
-    repair: Conformal | None = None
-
-    @property
-    def duality_gap(self) -> float:
-        """Return how far the pair (f, q) is from a saddle point: f's shortfall in the primal plus q's in the dual."""
-        return self.f_gap + max(self.sampler_kl.value, 0.0)
-
-    @property
-    def primal(self) -> Estimate | None:
-        """Return the penalised likelihood of f: a lower bound of its optimum."""
-        return None if self.certificate is None else self.certificate.primal
-
-    @property
-    def dual(self) -> Estimate | None:
-        """Return an upper bound of the optimum of the penalised likelihood."""
-        return None if self.certificate is None else self.certificate.dual
-
-    @property
-    def converged(self) -> bool:
-        """Return whether the solver converged and the fit is not poor."""
-        return self.verdict != "poor" and self.status is Status.CONVERGED
-
-    def lines(self) -> list[tuple[str, str]]:
-        at_least = "at least " if self.sampler_folds else ""
-        kl = f"{at_least}{max(self.sampler_kl.value, 0.0):.4f} ± {self.sampler_kl.standard_error:.1g} nats"
-        log_z = (
-            f"largest error {self.log_partition.standard_error:.1g}"
-            if self.conditional
-            else str(self.log_partition)
-        )
-        lines = [
-            ("solver", self.status.value),
-            ("duality gap", f"{at_least}{self.duality_gap:.4f} nats"),
-            ("f below its optimum by", f"{self.f_gap:.4f} nats"),
-            ("KL(sampler || density)", kl),
-            ("effective share of draws", f"{self.effective_share:.0%}"),
-            *([] if self.certificate is None else self.certificate.lines()),
-            ("log Z(x)" if self.conditional else "log Z", log_z),
-        ]
-        if self.sampler_mmd is not None:
-            distance = f"{self.sampler_mmd.value:+.2e} ± {self.sampler_mmd.standard_error:.1e}"
-            lines.append(("MMD^2 to refined draws", distance))
-        return lines + (self.calibration.lines() if self.calibration is not None else [])
-
-
-def diagnose(
-    problem: Problem,
-    density: Density,
-    training: np.ndarray,
-    status: Status,
-    calibration: Calibration | JointCalibration | None = None,
-    *,
-    settings: Judgement | None = None,
-    key: Key[Array, ""],
-) -> Diagnosis:
-    """Return the diagnosis of a fitted density; ``training`` are its conditions in the data's units."""
-    settings = settings or Judgement()
-    gap_key, kl_key, mmd_key = jr.split(key, 3)
-    proposal = None if density.conditional else density.sampler.reference
-    f_gap = shortfall(
-        problem, density.tilt, proposal or problem.proposal, problem.integration.draws, key=gap_key
-    ).value
-    weight = problem.sample.weight
-    fit = sampler_fit(density, training, settings.draws, weight=weight, key=kl_key)
-    partitions, errors = density.log_partitions(training), density.partition_errors(training)
-    evidence = np.inf if density.log_partition is None else density.log_partition.effective_draws
-    worst = Estimate(float(weighted_mean(partitions, weight)), float(errors.max()), evidence)
-    certificate_key, draw_key = jr.split(jr.fold_in(key, CERTIFICATE))
-    # Under conditions a draw has as many features as a condition and a target together, so that fewer have to do.
-    many = (
-        fit
-        if density.conditional
-        else sampler_fit(density, training, settings.certifying_draws, weight=weight, key=draw_key)
-    )
-    mean_error = worst._replace(standard_error=float(weighted_mean(errors, weight)))
-    certificate = certify(
-        problem, density.tilt, mean_error, proposal, many.draws, many.conditions, key=certificate_key
-    )
-    mmd = None if density.conditional else _sampler_mmd(density, fit.draws.points, settings, key=mmd_key)
-    verdict, advice = judge(
-        status, worst, f_gap, fit, calibration, conditional=density.conditional, settings=settings
-    )
-    facts = (
-        status,
-        density.conditional,
-        worst,
-        f_gap,
-        fit.kl,
-        fit.draws.folds,
-        fit.share,
-        mmd,
-        calibration,
-        certificate,
-    )
-    return Diagnosis(*facts, verdict, advice)
-
-
-def sampler_fit(
-    density: Density,
-    training: np.ndarray,
-    count: int,
-    *,
-    weight: np.ndarray | None = None,
-    key: Key[Array, ""],
-) -> SamplerFit:
-    """Return how the sampler fits the density at training conditions, given in the data's units with what they count.
-
-    A map that folds space has a larger density than its change of variables says. In up to three dimensions without a condition
-    the density is then estimated from neighbours among further draws, and is no bound any more.
-    """
-    row_key, draw_key, neighbour_key = jr.split(key, 3)
-    rows = np.asarray(Sample.unconditional(training, weight).drawn(count, key=row_key))
-    conditions = density.inputs.to_model(training)[rows] if density.conditional else np.zeros((count, 0))
-    draws = density.sampler.weighted_draws(conditions, key=draw_key)
-    if draws.folds and not density.conditional and draws.points.shape[1] <= NEIGHBOUR_DIMS:
-        others = density.sampler.draws(NEIGHBOUR_DRAWS, key=neighbour_key)
-        draws = draws._replace(log_density=neighbour_log_density(draws.points, others), folds=False)
-    log_p = density.tilt.log_values(draws.points, conditions) - density.log_partitions(training)[rows]
-    log_ratio = draws.log_density - log_p
-    shared = 0.0 if density.log_partition is None else density.log_partition.standard_error
-    error = float(np.hypot(log_ratio.std() / np.sqrt(count), shared))
-    return SamplerFit(
-        Estimate(float(log_ratio.mean()), error, float(count)), effective_share(-log_ratio), draws, conditions
-    )
-
-
-def _sampler_mmd(
-    density: Density, plain: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
-) -> Distance:
-    from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
-
-    return mmd_squared(
-        plain, refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key)
-    )
-
-
-def judge(
-    status: Status,
-    log_partition: Estimate,
-    f_gap: float,
-    fit: SamplerFit,
-    calibration: Calibration | JointCalibration | None,
-    *,
-    conditional: bool,
-    settings: Judgement,
-) -> tuple[str, tuple[str, ...]]:
-    """Return the verdict and the advice that goes with what was measured."""
-    kl, share, advice = fit.kl.value, fit.share, []
-    if not log_partition.trustworthy:
-        advice.append(
-            "log Z is uncertain: log densities share an unknown constant. Fewer dimensions, a stronger base "
-            "(base='mixture') or a larger rkhs_penalty make it sharper."
-        )
-    if f_gap > settings.good_f_gap:
-        advice.append("f is not at its optimum: use solver='auto', or more steps, or Integration(draws=...).")
-    if kl > settings.good_sampler_kl or share < settings.good_effective_share:
-        advice.append("The plain sampler differs from the density: use sample(..., refine=10).")
-    if status is not Status.CONVERGED:
-        advice.append(status.value)
-    poor = (
-        not log_partition.trustworthy
-        or f_gap > settings.poor * settings.good_f_gap
-        or kl > settings.poor * settings.good_sampler_kl
-        or share < settings.good_effective_share / settings.poor
-    )
-    uncalibrated = calibration is not None and calibration.ks_p_value < SUSPICIOUS_P_VALUE
-    if uncalibrated:
-        advice.append(
-            "Held-out targets do not look like draws of their predicted distributions: look at plot_calibration()."
-        )
-    verdict = "poor" if poor else "fair" if advice else "good"
-    if conditional and calibration is None:
-        advice.append(PASS_ROWS)
-    return verdict, tuple(advice)

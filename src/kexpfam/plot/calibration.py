@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from kexpfam.judge.bands import simultaneous_limits
-from kexpfam.judge.calibration import Calibration, JointCalibration
-from kexpfam.judge.diagnosis import AbstractDiagnosis
+from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.plot.canvas import MODEL_COLOUR, one_panel, panels
 
 __all__ = ["plot_calibration", "plot_pit", "plot_reliability"]
@@ -18,23 +17,21 @@ BARS, LEVELS = 10, 50
 INK = "black"
 
 
-def plot_calibration(diagnosis: AbstractDiagnosis | Calibration | JointCalibration) -> Figure:
+def plot_calibration(diagnosis: Diagnosis) -> Figure:
     """Return the histogram of held-out PIT values and the coverage of central intervals.
 
     The grey bands hold all bars, and the whole curve, of a perfect model in 95 % of cases.
     """
-    known = isinstance(diagnosis, Calibration | JointCalibration)
-    calibration: Any = diagnosis if known else getattr(diagnosis, "calibration", None)
-    if calibration is None:
+    if "pit" not in diagnosis:
         raise ValueError(
             "this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model."
         )
     figure, axes = panels(2, width=4.5, height=4.0)
-    name, what = calibration.words
-    plot_pit(calibration.pit, name=name, ax=axes[0])
-    axes[0].set_title(f"uniform if calibrated (KS p = {calibration.ks_p_value:.2g})")
-    plot_reliability(calibration.entries, ax=axes[1])
-    axes[1].set_title(f"{what}, {calibration.rows} held-out rows")
+    pit, levels = diagnosis["pit"], diagnosis["region_level"]
+    plot_pit(pit.value, name=pit.text, ax=axes[0])
+    axes[0].set_title(f"uniform if calibrated (KS p = {diagnosis.pit_p_value:.2g})")
+    plot_reliability(levels.value, ax=axes[1])
+    axes[1].set_title(f"{levels.text}, {diagnosis.held_out_rows} held-out rows")
     return figure
 
 

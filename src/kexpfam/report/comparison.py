@@ -1,4 +1,4 @@
-"""Several models side by side on rows that none of them has seen."""
+"""Comparison of several models on the same held-out rows."""
 
 import time
 from collections.abc import Sequence
@@ -12,24 +12,25 @@ from kexpfam.judge.diagnosis import plain
 from kexpfam.plot import plot_ranking
 from kexpfam.plot.calibration import plot_reliability
 from kexpfam.plot.canvas import bare_arrays
-from kexpfam.report.page import Page, drawing, grid, paragraph, section, table, text
-from kexpfam.report.subject import Held
+from kexpfam.report.page import Figures, Page, Paragraph, Section, Table, drawn, fragment
+from kexpfam.report.subject import Evaluation
 
 __all__ = ["Comparison", "Entry", "compare", "compare_rows"]
 
-# Draws that are timed, and how often; the fastest counts, since others only disturb.
+# Draws that are timed, and repetitions, of which the fastest counts.
 DRAWS, RUNS = 1000, 3
+# A difference of more than this many standard errors is significant.
 CLEAR = 2.0
 
 
 class Entry(NamedTuple):
     """A model on held-out rows.
 
-    ``score`` is the mean log density and ``behind`` how far that is below the best model's, in nats, each with a standard
-    error; that of the difference is paired, row by row. ``off_support`` counts rows of density zero, which leave the mean at
-    -inf. The PIT is that of the single target of a conditional model; of others, the level of the region of highest density
-    that a row needs. Both are uniform if the model is right: ``pit_p_value`` is that of Kolmogorov and Smirnov, ``covered``
-    the share of rows in regions of 90 %. ``crps`` is for a single target, else None. These three are of at most 1,000 rows.
+    ``score`` is the mean log density and ``behind`` its difference from the best model's, in nats, each with a
+    standard error; that of the difference is paired by row. ``off_support`` counts rows of density zero, for which
+    the mean is -inf. ``pit_p_value`` is that of the Kolmogorov-Smirnov test of PIT values (single target of a
+    conditional model), or of the levels of highest-density regions. ``covered`` is the share of rows in regions of
+    90 %. ``crps`` is None unless there is a single target. These three use at most 1,000 rows.
     """
 
     name: str
@@ -44,12 +45,12 @@ class Entry(NamedTuple):
     milliseconds_per_1000_draws: float
 
 
-HEADER = ("model", "log density", "behind the best", "PIT p", "90 % hold", "CRPS", "ms / 1,000 draws")
+HEADER = ("model", "log density", "behind the best", "PIT p", "90 % contain", "CRPS", "ms / 1,000 draws")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models on the same rows, the best first; it prints as a table, a notebook shows it, ``page()`` has pictures."""
+    """Models on the same rows, the best first; ``str`` is a table and ``page()`` has figures."""
 
     rows: int
     entries: tuple[Entry, ...]
@@ -62,11 +63,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Return in words which model is best, and whether that is more than chance."""
+        """Return the best model as a sentence, and whether its lead is significant."""
         first, second = self.entries[:2]
         gap = f"by {second.behind:.3g} ± {second.behind_error:.2g} nats"
         if not second.behind > CLEAR * second.behind_error:
-            return f"{first.name} and {second.name} cannot be told apart on {self.rows:,} rows: they differ {gap}."
+            return f"{first.name} and {second.name} do not differ significantly on {self.rows:,} rows: {gap}."
         return f"{first.name} is best on {self.rows:,} rows, ahead of {second.name} {gap}."
 
     def cells(self) -> list[list[str]]:
@@ -96,38 +97,34 @@ class Comparison:
         return "\n".join([*shown, self.verdict])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as numbers, text and lists, ready for JSON: what is not finite is None."""
+        """Return numbers, text and lists, ready for JSON; numbers that are not finite are None."""
         return {"rows": self.rows, "verdict": self.verdict, "models": plain(self.entries)}
 
     def page(self) -> Page:
-        """Return the comparison with pictures, as one HTML file."""
-        title = " against ".join(one.name for one in self.entries)
+        """Return the comparison with figures, as one HTML file."""
         others = self.entries[1:]
-        figure = plot_ranking(
-            [one.name for one in others],
-            [one.behind for one in others],
-            [one.behind_error for one in others],
-            label=f"nats behind {self.best}",
-        )
-        behind = drawing(
-            figure,
-            "behind",
-            "Mean log density of the same rows below that of the best model; errors are paired.",
-        )
-        reliable = [
-            drawing(
-                plot_reliability(levels),
-                f"reliability{k}",
-                f"{one.name}: share of rows inside regions of each coverage.",
+        behind = [one.behind for one in others]
+        errors = [one.behind_error for one in others]
+        ranking = plot_ranking([one.name for one in others], behind, errors, label=f"nats behind {self.best}")
+        caption = "Mean log density of the same rows below that of the best model; errors are paired."
+        reliability = [
+            drawn(
+                plot_reliability(levels), f"reliability{k}", f"{one.name}: share of rows inside its regions."
             )
             for k, (one, levels) in enumerate(zip(self.entries, self.levels, strict=True))
         ]
-        top = f"<header><h1>{text(title)}</h1>{paragraph(text(self.verdict))}</header>"
-        told = section("Held-out rows", table(self.cells(), HEADER), grid([behind], large=True))
-        return Page(title, "\n".join([top, told, section("Calibration", grid(reliable, large=True))]))
+        scores = Figures([drawn(ranking, "behind", caption)], large=True)
+        return Page(
+            " against ".join(one.name for one in self.entries),
+            [Paragraph(self.verdict)],
+            [
+                Section("Held-out rows", Table(self.cells(), HEADER), scores),
+                Section("Calibration", Figures(reliability, large=True)),
+            ],
+        )
 
     def _repr_html_(self) -> str:
-        return table(self.cells(), HEADER) + paragraph(text(self.verdict))
+        return fragment(Table(self.cells(), HEADER), Paragraph(self.verdict))
 
 
 def compare(
@@ -137,10 +134,9 @@ def compare(
     names: Sequence[str] | None = None,
     random_state: int = 0,
 ) -> Comparison:
-    """Return fitted models side by side on rows that none of them has seen: densities of X, or of y given X.
+    """Return the comparison of fitted models on held-out rows: densities of X, or of y given X.
 
-    The log density of a model that has seen the rows says how well it remembers them. Models are called by ``names``, or by
-    their classes.
+    No model should be fitted to any of the rows. The default names are those of the classes.
     """
     return compare_rows(models, [(X, y)] * len(models), names, random_state=random_state)
 
@@ -153,10 +149,10 @@ def compare_rows(
     *,
     random_state: int = 0,
 ) -> Comparison:
-    """Return fitted models side by side on the same rows, given to each in the order of its own columns."""
+    """Return the comparison on the same rows, given to each model in the order of its own columns."""
     called = _names(_alike(models), names)
     pairs = [(*own, None)[:2] for own in rows]
-    held = [Held.against(model, X, y, random_state) for model, (X, y) in zip(models, pairs, strict=True)]
+    held = [Evaluation.of(model, X, y, random_state) for model, (X, y) in zip(models, pairs, strict=True)]
     scores = np.stack([one.log_density(one.X, one.Y) for one in held])
     best = int(np.argmax(scores.mean(axis=1)))
     entries = [
@@ -168,33 +164,31 @@ def compare_rows(
     )
 
 
-def _entry(name: str, held: Held, own: np.ndarray, best: np.ndarray) -> Entry:
+def _entry(name: str, held: Evaluation, own: np.ndarray, best: np.ndarray) -> Entry:
     from scipy.stats import kstest  # slow to import
 
     levels, _, calibration = held.coverage
-    finite, shares = np.isfinite(own), np.sqrt(len(own))
+    finite, root = np.isfinite(own), np.sqrt(len(own))
     with np.errstate(invalid="ignore"):
-        lost = np.where(finite, best - own, np.inf)
-        errors = [float(one.std() / shares) if np.all(np.isfinite(one)) else np.nan for one in (own, lost)]
-    p_value = float(kstest(levels, "uniform").pvalue) if calibration is None else calibration.ks_p_value
-    crps = getattr(calibration, "crps", None)
-    covered, mean, behind = float(np.mean(levels <= 0.9)), float(own.mean()), float(lost.mean())
+        behind = np.where(finite, best - own, np.inf)
+    error = lambda values: float(values.std() / root) if np.all(np.isfinite(values)) else np.nan
+    p_value = float(kstest(levels, "uniform").pvalue) if calibration is None else calibration.pit_p_value
     return Entry(
         name,
-        mean,
-        errors[0],
-        behind,
-        errors[1],
-        int(np.sum(~finite)),
-        p_value,
-        covered,
-        crps,
-        _milliseconds(held),
+        score=float(own.mean()),
+        standard_error=error(own),
+        behind=float(behind.mean()),
+        behind_error=error(behind),
+        off_support=int(np.sum(~finite)),
+        pit_p_value=p_value,
+        covered=float(np.mean(levels <= 0.9)),
+        crps=None if calibration is None else calibration.crps,
+        milliseconds_per_1000_draws=_milliseconds(held),
     )
 
 
-def _milliseconds(held: Held) -> float:
-    """Return how long a thousand draws take once everything is compiled."""
+def _milliseconds(held: Evaluation) -> float:
+    """Return the time of a thousand draws after compilation."""
     X = held.X[:DRAWS]
     count = DRAWS if not held.conditional else -(-DRAWS // len(X))
     held.drawn(X, count)
@@ -207,21 +201,21 @@ def _milliseconds(held: Held) -> float:
 
 
 def _alike(models: Sequence[Any]) -> Sequence[Any]:
-    """Return the models, once they are known to be comparable."""
+    """Return the models; raise ValueError if they cannot be compared."""
     if len(models) < 2:
         raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
     if len({model.conditional for model in models}) > 1:
         raise ValueError(
-            "densities p(x) and conditional densities p(y | x) are of different columns: compare like with like."
+            "densities p(x) and conditional densities p(y | x) cannot be compared: they have different columns."
         )
     return models
 
 
 def _names(models: Sequence[Any], names: Sequence[str] | None) -> list[str]:
-    """Return a name for each model: the ones that are given, or the classes, numbered where they repeat."""
+    """Return the given names, or those of the classes, numbered if they repeat."""
     if names is not None:
         if len(names) != len(models) or len(set(names)) != len(models):
-            raise ValueError(f"names must be {len(models)} different ones, got {list(names)!r}.")
+            raise ValueError(f"names must be {len(models)} different names, got {list(names)!r}.")
         return list(map(str, names))
     classes = [type(model).__name__ for model in models]
     repeated = lambda k: classes.count(classes[k]) > 1

@@ -1,11 +1,12 @@
-"""One self-contained page: no script, no network, everything that came from outside escaped."""
+"""A report as one self-contained HTML page: blocks of content, which templates turn into HTML."""
 
+import functools
 import html
-import importlib.resources
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -13,44 +14,133 @@ from kexpfam.files import written
 from kexpfam.report.svg import inline_svg
 from kexpfam.version import __version__
 
-__all__ = ["Page", "code", "drawing", "grid", "items", "paragraph", "section", "table", "text"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-# Nothing is fetched and nothing is run, whatever a column is called.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+__all__ = [
+    "Block",
+    "Code",
+    "Drawing",
+    "Figures",
+    "Fold",
+    "Page",
+    "Paragraph",
+    "Section",
+    "Table",
+    "Verdict",
+    "drawn",
+    "fragment",
+]
+
+
+class Block:
+    """A part of a page; the template of its kind turns it into HTML."""
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the class in lower case."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
+class Paragraph(Block):
+    """A paragraph of text; ``soft`` text is small and grey."""
+
+    text: str
+    soft: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict(Block):
+    """A level in colour, a sentence, and a list of advice."""
+
+    level: str
+    words: str
+    advice: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """A table of plain values: columns of numbers are aligned right. A table without rows is omitted."""
+
+    rows: Sequence[Sequence[object]]
+    header: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Return whether each column has numbers only."""
+        return [all(_is_number(row[k]) for row in self.rows) for k in range(len(self.rows[0]))]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """Return the values as text."""
+        return [[_shown(value) for value in row] for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Fold(Block):
+    """A table that is hidden until its summary is clicked."""
+
+    summary: str
+    table: Table
+
+    def __bool__(self) -> bool:
+        return bool(self.table)
+
+
+@dataclass(frozen=True)
+class Code(Block):
+    """Lines of a program."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Drawing(Block):
+    """A figure as SVG, with its caption; one with ``many`` panels scrolls on a narrow screen."""
+
+    svg: str
+    caption: str
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Figures(Block):
+    """Figures side by side, as many as the width allows."""
+
+    drawings: Sequence[Drawing]
+    large: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.drawings)
+
+
+class Section:
+    """A heading and its blocks; a section without blocks is omitted."""
+
+    def __init__(self, title: str, *blocks: Block) -> None:
+        self.title = title
+        self.blocks = [block for block in blocks if block]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report as one HTML file; a notebook shows it, ``save`` writes it."""
+    """A report as one HTML file: ``save`` writes it, and a notebook shows it."""
 
     title: str
-    body: str
+    lead: Sequence[Block]
+    sections: Sequence[Section]
 
-    @property
+    @functools.cached_property
     def html(self) -> str:
         """Return the whole file."""
-        style = importlib.resources.files("kexpfam.report").joinpath("style.css").read_text("utf-8")
-        return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{text(self.title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{self.body}
-<footer>kexpfam {__version__}. This file needs no network and runs no script.</footer>
-</main>
-</body>
-</html>
-"""
+        return _templates().get_template("page.html").render(page=self, version=__version__)
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the page to one file, and return its path."""
+        """Write the page to one file and return its path."""
         with written(Path(path)) as file:
             file.write(self.html.encode())
         return Path(path)
@@ -63,63 +153,24 @@ class Page:
         return f"{self.title}: a page of {len(self.html) // 1024} kB; save(path) writes it"
 
 
-def text(value: object) -> str:
-    """Return anything as text of a page."""
-    return html.escape(str(value))
+def fragment(*blocks: Block) -> str:
+    """Return blocks as HTML without a page."""
+    return str(_templates().get_template("blocks.html").module.all([block for block in blocks if block]))
 
 
-def paragraph(*parts: str, kind: str = "") -> str:
-    """Return a paragraph of HTML parts."""
-    return f"<p{_class(kind)}>{' '.join(parts)}</p>"
+def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> Drawing:
+    """Return a figure as a block; ``name`` is unique within the page."""
+    return Drawing(inline_svg(figure, name, caption), caption, many)
 
 
-def items(lines: Iterable[str]) -> str:
-    """Return a list of lines of plain text; nothing where there are none."""
-    shown = "".join(f"<li>{text(line)}</li>" for line in lines)
-    return f"<ul>{shown}</ul>" if shown else ""
+@functools.cache
+def _templates() -> "Environment":
+    import jinja2  # needed for reports only
 
-
-def section(title: str, *parts: str) -> str:
-    """Return a section with a heading; nothing where it has no parts."""
-    inner = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{text(title)}</h2>\n{inner}\n</section>" if inner else ""
-
-
-def table(rows: Sequence[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """Return a table of plain values: numbers to the right, the first column as a name; nothing where there are no rows."""
-    if not rows:
-        return ""
-    numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(rows[0]))]
-    kinds = ["number" if number else "name" if k == 0 else "" for k, number in enumerate(numeric)]
-    head = "".join(
-        f"<th{_class(kind)}>{text(name)}</th>" for name, kind in zip(header, kinds, strict=bool(header))
+    loader = jinja2.PackageLoader("kexpfam.report")
+    return jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
-    cells = lambda row: "".join(
-        f"<td{_class(kind)}>{text(_shown(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)
-    )
-    body = "\n".join(f"<tr>{cells(row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{f"<thead><tr>{head}</tr></thead>" if head else ""}<tbody>{body}</tbody></table></div>'
-
-
-def code(*lines: str) -> str:
-    """Return lines of a program."""
-    return f"<pre>{text(chr(10).join(lines))}</pre>"
-
-
-def drawing(figure: Figure, name: str, caption: str, *, many: bool = False) -> str:
-    """Return a figure with its caption; one of many panels may be wider than a phone, and scrolls in its own frame."""
-    drawn = inline_svg(figure, name).replace("<svg ", f'<svg aria-label="{text(caption)}" ', 1)
-    return f"<figure{_class('many' if many else '')}>{drawn}<figcaption>{text(caption)}</figcaption></figure>"
-
-
-def grid(figures: Iterable[str], *, large: bool = False) -> str:
-    """Return figures side by side, as many as the width allows."""
-    inner = "\n".join(figure for figure in figures if figure)
-    return f'<div class="grid{" large" if large else ""}">{inner}</div>' if inner else ""
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a report is on: a fitted model, rows to hold against it, and draws."""
+"""A fitted model with rows to evaluate it on, and draws."""
 
 import functools
 from dataclasses import dataclass
@@ -9,33 +9,33 @@ from numpy.typing import ArrayLike
 
 from kexpfam.data.kinds import Category
 from kexpfam.estimators.base import key_from
-from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate
-from kexpfam.judge.diagnosis import AbstractDiagnosis
-from kexpfam.judge.relevance import Loss, permutation_losses, region_levels
+from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.permutation import permutation_losses
+from kexpfam.judge.pit import pit_measurements, region_levels
+from kexpfam.model.density import Estimate
 from kexpfam.plot.canvas import feature_names, some_rows, target_names
 from kexpfam.plot.numbers import Kinds, drawn, kinds_of, numbers_of, training_rows
 
-__all__ = ["Held", "Subject"]
+__all__ = ["Evaluation", "Subject"]
 
-# Rows that are scored, draws that make curves smooth, and draws that a row is ranked among.
+# Most rows that are scored, draws for plots, and draws per row for its rank.
 MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
-AnyCalibration = Calibration | JointCalibration
 
 
 @dataclass(frozen=True)
-class Held:
-    """A model held against rows; of a joint density the features have width zero, and all columns are targets."""
+class Evaluation:
+    """A model and rows in model numbers; for a joint density X has no columns and Y has all."""
 
     model: Any
     X: np.ndarray
     Y: np.ndarray
     seed: int
-    # The rows as they were given, labels and all; none of the training.
+    # The rows as they were given; empty for the training rows.
     given: tuple[Any, ...] = ()
 
     @classmethod
-    def against(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int) -> Self:
-        """Return the model with rows that its fit should not have seen, or with those of the training if none are given."""
+    def of(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int) -> Self:
+        """Return the model with held-out rows, or with the training rows if X is None."""
         unseen = X is not None
         if not model.conditional:
             if y is not None:
@@ -49,11 +49,12 @@ class Held:
 
     @property
     def unseen(self) -> bool:
-        """Return whether the rows are others than those of the training."""
+        """Return whether the rows are held-out rows."""
         return bool(self.given)
 
     @property
     def conditional(self) -> bool:
+        """Return whether the density has features."""
         return self.X.shape[1] > 0
 
     @property
@@ -63,7 +64,7 @@ class Held:
 
     @property
     def ordered(self) -> bool:
-        """Return whether there is a single target under conditions that has a distribution function: numbers without gaps."""
+        """Return whether there is a single target with a distribution function: numbers, none missing."""
         single = self.conditional and self.Y.shape[1] == 1
         return single and not isinstance(self.kinds.targets[0], Category) and not np.any(np.isnan(self.Y))
 
@@ -74,38 +75,36 @@ class Held:
 
     @property
     def targets(self) -> list[str]:
-        """Return the names of the columns that the density is of."""
+        """Return the names of the targets."""
         return (target_names if self.conditional else feature_names)(self.model, self.Y.shape[1])
 
     @property
     def rows(self) -> str:
-        """Return which rows the model is held against, in words."""
+        """Return "held-out rows" or "training rows"."""
         return "held-out rows" if self.unseen else "training rows"
 
     def some(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and targets of as many rows as are worth scoring."""
+        """Return features and targets of at most ``MOST_ROWS`` rows."""
         both = some_rows(np.arange(len(self.Y)), MOST_ROWS)
         return self.X[both], self.Y[both]
 
     def log_density(self, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
         """Return the log density of each row."""
-        return np.asarray(
-            self.model._log_density(self.model.density_, Y, *((X,) if self.conditional else ()))
-        )
+        given = (X,) if self.conditional else ()
+        return np.asarray(self.model._log_density(self.model.density_, Y, *given))
 
     def drawn(self, X: np.ndarray, count: int) -> np.ndarray:
-        """Return draws, ``count`` under each condition or ``count`` in all where there is none."""
-        return drawn(self.model, count, self.seed, *((X,) if self.conditional else ())).reshape(
-            -1, self.Y.shape[1]
-        )
+        """Return draws: ``count`` under each condition, or ``count`` in all for a joint density."""
+        given = (X,) if self.conditional else ()
+        return drawn(self.model, count, self.seed, *given).reshape(-1, self.Y.shape[1])
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
-        """Return the level of the region that each row needs, what the regions are, and the calibration of a single target."""
+    def coverage(self) -> tuple[np.ndarray, str, Diagnosis | None]:
+        """Return the level of the region of each row, the name of the regions, and the PIT of a single target."""
         if not self.ordered:
             return self._region_levels(), "regions of highest density", None
-        found = calibrate(self.model.density_, *self.some(), key=key_from(self.seed))
-        return found.entries, found.words[1], found
+        found = Diagnosis(pit_measurements(self.model.density_, *self.some(), key=key_from(self.seed)))
+        return found.region_level, found["region_level"].text, found
 
     def _region_levels(self) -> np.ndarray:
         X, Y = self.some()
@@ -117,30 +116,30 @@ class Held:
         return region_levels(own, others.reshape(len(X), RANKING_DRAWS), rng=rng)
 
 
-class Subject(Held):
-    """A model that is reported on: with its diagnosis, draws, and what matters to it."""
+class Subject(Evaluation):
+    """The subject of a report: an evaluation with diagnosis, draws and permutation losses."""
 
     @functools.cached_property
-    def diagnosis(self) -> AbstractDiagnosis:
-        """Return the verdict; of targets that are numbers without gaps, with the calibration on unseen rows."""
+    def diagnosis(self) -> Diagnosis:
+        """Return the diagnosis; with the calibration on held-out rows if all targets are numbers."""
         numbers = self.conditional and not any(isinstance(kind, Category) for kind in self.kinds.targets)
         given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
         return self.model.diagnose(*given, random_state=self.seed)
 
     @functools.cached_property
-    def coverage(self) -> tuple[np.ndarray, str, AnyCalibration | None]:
-        known = getattr(self.diagnosis, "calibration", None)
-        return super().coverage if known is None else (known.entries, known.words[1], known)
+    def coverage(self) -> tuple[np.ndarray, str, Diagnosis | None]:
+        known = self.diagnosis
+        return (known.region_level, known["region_level"].text, known) if "pit" in known else super().coverage
 
     @functools.cached_property
     def draws(self) -> np.ndarray:
-        """Return draws, under the conditions of the rows in turn."""
+        """Return draws under the conditions of the rows."""
         shown = some_rows(self.X, DRAWS)
         return self.drawn(shown, -(-DRAWS // len(shown)) if self.conditional else DRAWS)
 
     @functools.cached_property
-    def losses(self) -> dict[str, Loss]:
-        """Return what is lost where a feature is shuffled; of a joint density, where any column is. The largest first."""
+    def losses(self) -> dict[str, Estimate]:
+        """Return permutation losses of the features, or of the columns of a joint density, the largest first."""
         X, Y = self.some()
         columns, names = (X, self.features) if self.conditional else (Y, self.targets)
         if columns.shape[1] < 2 and not self.conditional:

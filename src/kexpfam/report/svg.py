@@ -1,5 +1,6 @@
-"""Figures as text of a page: scalable, in the page's own ink and font, so that they are read in light and in dark."""
+"""Figures as inline SVG, in the colours and the font of the page."""
 
+import html
 import io
 import re
 from typing import Any
@@ -9,40 +10,31 @@ from matplotlib.figure import Figure
 
 __all__ = ["inline_svg"]
 
-# Clouds and maps are images within the drawing.
+# Resolution of scatter plots and maps, which are images within the SVG.
 DOTS_PER_INCH = 144
 POINTS_TO_PIXELS = 4.0 / 3.0
-# What matplotlib writes for ink and for paper, and the page's words for them.
+# Colours of matplotlib that become those of the page's text and background.
 INK, PAPER = "#000000", "#ffffff"
 
 
-def inline_svg(figure: Figure, name: str) -> str:
-    """Return the figure as an SVG element; its inner names start with ``name``, which no other figure of the page has.
+def inline_svg(figure: Figure, name: str, caption: str) -> str:
+    """Return the figure as an SVG element with a caption for screen readers.
 
-    Text stays text; black is the page's ink, white is its paper.
+    Text stays text; black is the page's text colour and white its background. All ids start with ``name``, which
+    is unique within the page.
     """
     stream = io.StringIO()
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": name}
+    plain: Any = {"transparent": True, "dpi": DOTS_PER_INCH, "metadata": {"Date": None, "Creator": None}}
     with matplotlib.rc_context(options):
-        figure.savefig(
-            stream,
-            format="svg",
-            transparent=True,
-            dpi=DOTS_PER_INCH,
-            metadata={"Date": None, "Creator": None},
-        )
+        figure.savefig(stream, format="svg", **plain)
     text = stream.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(?<=\bid=")|(?<=href="#)|(?<=url\(#)', f"{name}-", text)
     text = text.replace(INK, "currentColor").replace(PAPER, "var(--paper)")
     width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1]) * POINTS_TO_PIXELS  # type: ignore[index]
-    text = re.sub(
-        r'<svg (.*?)width="[^"]*"',
-        r"<svg \1",
-        re.sub(r'(<svg .*?)height="[^"]*"', r"\1", text, count=1),
-        count=1,
-    )
-    return re.sub(
-        r"\n\s*", "\n", text.replace("<svg ", f'<svg role="img" style="--natural: {width:.0f}px" ', 1)
-    ).strip()
+    for size in ("width", "height"):
+        text = re.sub(rf'(<svg [^>]*?){size}="[^"]*"', r"\1", text, count=1)
+    attributes = f'role="img" aria-label="{html.escape(caption)}" style="--natural: {width:.0f}px"'
+    return re.sub(r"\n\s*", "\n", text.replace("<svg ", f"<svg {attributes} ", 1)).strip()
