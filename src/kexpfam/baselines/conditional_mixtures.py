@@ -46,6 +46,8 @@ BACKGROUND_WIDTH = 4.0
 # Lower bound of held-out densities, so that their logarithms are finite.
 SMALLEST_DENSITY = np.finfo(float).tiny
 
+Chosen = tuple[GridSearch, AbstractWeights, np.ndarray]
+
 
 class MixtureEstimator(ConditionalEstimator):
     """Base class of the three estimators; ``_chosen`` fits the weights."""
@@ -55,9 +57,7 @@ class MixtureEstimator(ConditionalEstimator):
     folds: int
 
     @abc.abstractmethod
-    def _chosen(
-        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
-    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
         """Return the search, the weights and the centres for standardised rows."""
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
@@ -87,7 +87,7 @@ class MixtureEstimator(ConditionalEstimator):
         x: np.ndarray,
         y: np.ndarray,
         rng: np.random.Generator,
-    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    ) -> Chosen:
         """Return the search over a setting of the weights and the width of y, with weights and centres.
 
         Each held-out row is scored by the rows of the other folds.
@@ -188,9 +188,7 @@ class LeastSquaresConditional(MixtureEstimator):
         self.folds = folds
         self.random_state = random_state
 
-    def _chosen(
-        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
-    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
         centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
@@ -306,9 +304,7 @@ class NeighbourDensity(MixtureEstimator):
         self.held_out_rows = held_out_rows
         self.random_state = random_state
 
-    def _chosen(
-        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
-    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
         return self._search(lambda radius: NeighbourWeights(x, radius, self._weight), "radius", x, y, rng)
 
 
@@ -362,8 +358,6 @@ class ConditionalKernelDensity(MixtureEstimator):
         self.held_out_rows = held_out_rows
         self.random_state = random_state
 
-    def _chosen(
-        self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
-    ) -> tuple[GridSearch, AbstractWeights, np.ndarray]:
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
         heights = np.ones(len(x)) if self._weight is None else self._weight
         return self._search(lambda width: KernelWeights(x, heights, width), "condition_width", x, y, rng)
