@@ -63,7 +63,7 @@ def test_both_values_bracket_the_optimum_whatever_f_is(task, optimum, scale):
 
 
 def grid_dual(problem, tilt, primal):
-    """Return the dual at the density of f with moments on a grid: the penalised likelihood and its squared gradient."""
+    """Return the dual at f on a grid: the penalised likelihood and its squared gradient."""
     slope = convex.gradient(problem, PENALTY, np.asarray(tilt.weights))
     return primal.value + 0.5 * slope @ slope / PENALTY
 
@@ -148,7 +148,8 @@ def test_with_too_few_effective_draws_the_dual_is_that_of_the_sampler(task, opti
 
 
 def test_draws_that_agree_with_the_data_have_no_mismatch(task):
-    # The data themselves as draws, with the base's own density: no divergence, and no mismatch but for the missing diagonal.
+    # The data themselves as draws, with the base's own density: no divergence, and no mismatch but for the
+    # missing diagonal.
     rows = np.asarray(task.sample.target)
     features = task.space.matrix(rows, task.sample.condition)
     draws = WeightedDraws(rows, task.base.log_densities(rows), folds=False)

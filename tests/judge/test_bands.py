@@ -24,7 +24,8 @@ def test_the_counts_of_a_calibrated_model_stay_within_with_the_stated_probabilit
     counts = np.stack([np.histogram(one, bins, (0.0, 1.0))[0] for one in values])
     counts = np.cumsum(counts, axis=1)[:, :-1] if cumulative else counts
     inside = np.mean(np.all((counts >= low) & (counts <= high), axis=1))
-    # Both the limits and this check are of 4,000 simulations; counts of few rows are too coarse to meet the level.
+    # Both the limits and this check are of 4,000 simulations; counts of few rows are too coarse to meet the
+    # level.
     error = np.sqrt(2.0 * coverage * (1.0 - coverage) / FRESH)
     assert inside > coverage - 4.0 * error
     assert inside < coverage + 4.0 * error + (0.1 if rows < 100 else 0.01)

@@ -95,7 +95,8 @@ def test_any_density_covers_what_it_says_once_repaired(width, scale):
         count = round(200 * level)
         low, high = betabinom(1000, count, 200 - count).ppf([1e-4, 1.0 - 1e-4]) / 1000
         assert low <= share <= high
-    # Before, a density twice too wide or too narrow is far off; the report knows, and says what the repair does.
+    # Before, a density twice too wide or too narrow is far off; the report knows, and says what the repair
+    # does.
     assert (abs(repair.before[2] - 0.9) < 0.07) == (scale == 1.0)
     assert repair.after == pytest.approx(repair.coverages, abs=4.0 * np.sqrt(0.25 / 199))
 

@@ -59,7 +59,7 @@ def test_the_divergence_of_a_map_that_folds_space_is_that_of_its_law(seed):
 
 
 def diagnosis_of(shift=0.0, *, f_gap=0.0, status=Status.CONVERGED, error=0.0, **settings):
-    """Return the diagnosis of N(0.5, 1) with a sampler N(0.5 + shift, 1) and the facts of a convex problem."""
+    """Return the diagnosis of N(0.5, 1) with a sampler N(0.5 + shift, 1) and a given f_gap."""
     fitted = density(Sampler(normal(0.5 + shift), Identity(), normal()))
     estimate = fitted.log_partition._replace(standard_error=error)
     fitted = eqx.tree_at(lambda one: one.log_partition, fitted, estimate)

@@ -53,7 +53,8 @@ def test_equal_distributions_are_near_zero(seed):
 
 
 def test_the_standard_error_is_that_of_repetitions():
-    # Forty repetitions know their own spread to about a ninth; the reported error is a bound, if not a loose one.
+    # Forty repetitions know their own spread to about a ninth; the reported error is a bound, if not a loose
+    # one.
     repetitions = [
         mmd_squared(*np.random.default_rng(seed).normal(size=(2, 200, 2)), lengthscale=0.5)
         for seed in range(40)

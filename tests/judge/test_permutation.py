@@ -10,7 +10,7 @@ CORRELATION = 0.8
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loss_of_a_correlated_pair_has_its_closed_form(seed):
-    """Of a normal pair with correlation r the loss is r^2 / (1 - r^2): what is lost is the mean of ``r x y / (1 - r^2)``."""
+    """The loss of a normal pair with correlation r is r^2 / (1 - r^2), the mean of ``r x y / (1 - r^2)``."""
     law = multivariate_normal([0.0, 0.0], [[1.0, CORRELATION], [CORRELATION, 1.0]])
     rows = law.rvs(4000, random_state=seed)
     losses = permutation_losses(law.logpdf, rows, rng=np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""A report in a browser: nothing fails, nothing is wider than the screen, figures are there, and text can be read."""
+"""A report in a browser: no error, nothing wider than the screen, all figures, readable text."""
 
 import html
 import json
@@ -19,29 +19,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 WIDTHS = (1280, 390)
-# The lowest contrast of small text that WCAG 2 allows, and the smallest letters (pixels) that we do; those of a pair plot on a
-# phone are in a frame that scrolls.
+# The lowest contrast of small text in WCAG 2, and the smallest letters (pixels).
 CONTRAST, LETTERS = 4.5, 8.0
 
-# The page stands in frames of several widths; what a reader would see there is measured and written where the test finds it.
+# The page in frames of several widths, and a script that measures it in each.
 LOOK = """<!doctype html><body style="margin: 0">%s<pre id="found">nothing</pre><script>
 const shade = colour => colour.match(/[\\d.]+/g).map(Number);
 const light = colour => { const [r, g, b] = shade(colour).slice(0, 3).map(v => v / 255)
-  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const contrast = (a, b) => { const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
   return (high + 0.05) / (low + 0.05); };
 const paper = (node, view) => { for (; node; node = node.parentElement) {
   const own = view.getComputedStyle(node).backgroundColor;
   if ((shade(own)[3] ?? 1) > 0.5) return own; } return "rgb(255, 255, 255)"; };
 function look(frame) {
-  const page = frame.contentDocument, view = frame.contentWindow, svgs = [...page.querySelectorAll("figure svg")];
+  const page = frame.contentDocument, view = frame.contentWindow;
+  const svgs = [...page.querySelectorAll("figure svg")];
   const texts = [...page.querySelectorAll("h1, h2, p, td, th, li, pre, figcaption, footer, summary, strong")];
+  const scale = svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
   const letters = svgs.flatMap(svg => [...svg.querySelectorAll("text")].map(text =>
-    parseFloat(view.getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width));
+    parseFloat(view.getComputedStyle(text).fontSize) * scale(svg)));
   const inks = svgs.flatMap(svg => [...svg.querySelectorAll("text")].map(text =>
     contrast(view.getComputedStyle(text).fill, paper(svg, view))));
-  return { width: frame.clientWidth, reach: page.documentElement.scrollWidth, background: paper(page.body, view),
-    figures: svgs.filter(svg => { const box = svg.getBoundingClientRect(); return box.width > 150 && box.height > 60; }).length,
+  const large = svg => { const box = svg.getBoundingClientRect();
+    return box.width > 150 && box.height > 60; };
+  return { width: frame.clientWidth, reach: page.documentElement.scrollWidth,
+    background: paper(page.body, view), figures: svgs.filter(large).length,
     letters: Math.min(...letters), contrast: Math.min(...inks, ...texts.filter(one => one.textContent.trim())
       .map(one => contrast(view.getComputedStyle(one).color, paper(one, view)))),
     sizes: Math.min(...texts.map(one => parseFloat(view.getComputedStyle(one).fontSize))) };

@@ -1,4 +1,4 @@
-"""What a report holds, for densities and conditional densities of every width, and that nothing in it comes from outside."""
+"""Sections and figures of reports on densities of every width, escaping, and links to other files."""
 
 import html.parser
 import re

@@ -288,7 +288,9 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
         density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
         key = key_from(random_state)
-        fit = sampler_fit(density, self._training, settings.draws, settings, weight=self._weight, key=key)
+        fit = sampler_fit(
+            density, self._training, settings.draws, settings=settings, weight=self._weight, key=key
+        )
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
         level, meaning = "good", "Chains start near the density."

@@ -23,7 +23,8 @@ __all__ = ["Certificate", "certified", "certify", "dual_value", "primal_value", 
 
 # Draws that the variance of the squared noise is estimated from.
 TRACE_DRAWS = 1000
-# Newton's method for the dual stops at this decrement, far below what a division by the penalty makes visible.
+# Newton's method for the dual stops at this decrement, far below what a division by the penalty makes
+# visible.
 CERTIFIED_DECREMENT = 1e-14
 
 
@@ -82,9 +83,9 @@ def certify(
 ) -> Certificate:
     """Return the certificate of a fit.
 
-    ``log_partition`` is the mean of log Z over the rows; ``draws`` are the sampler's under ``conditions``. On a
-    grid the dual is that of the best density near the fitted one. On importance draws it is that of the fitted
-    density or, with too few effective draws, that of the sampler, whose density is known.
+    ``log_partition`` is the mean of log Z over the rows; ``draws`` are the sampler's under ``conditions``. On
+    a grid the dual is that of the best density near the fitted one. On importance draws it is that of the
+    fitted density or, with too few effective draws, that of the sampler, whose density is known.
     """
     problem = problem.within(tilt.space)
     penalty, count = problem.rkhs_penalty, len(draws.points)
@@ -113,11 +114,12 @@ def primal_value(problem: Likelihood, penalty: float, tilt: Tilt, log_partition:
 
 
 def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate) -> Estimate:
-    r"""Return the dual :math:`D(q) = KL(q || p_0) + |\hat\mu - \mu_q|^2 / (2 \eta)` at the density of f, on draws.
+    r"""Return the dual :math:`D(q) = KL(q || p_0) + |\hat\mu - \mu_q|^2 / (2 \eta)` at f, on draws.
 
     It is computed as :math:`P(f) + |\nabla P(f)|^2 / (2 \eta)`: near the optimum the errors of KL and moments
     cancel. The expected square of the noise is subtracted from the squared gradient (delta method, for one
-    condition); the error includes the linear and the squared part of the noise. Equation ledger: ``DUAL-GAP``.
+    condition); the error includes the linear and the squared part of the noise.
+    Equation ledger: ``DUAL-GAP``.
     """
     weights = np.asarray(tilt.weights)
     slope = gradient(problem, penalty, weights)

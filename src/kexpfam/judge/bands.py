@@ -16,8 +16,8 @@ def simultaneous_limits(
     r"""Return the lower and upper limits that contain all counts at once with probability ``coverage``.
 
     ``rows`` fall into bins with these shares, which sum to one. The counts are those of the bins or, if
-    cumulative, those of all bins up to each edge but the last: the empirical distribution function. Each count
-    has limits at the tails :math:`\gamma / 2` of its binomial distribution; simulation finds the
+    cumulative, those of all bins up to each edge but the last: the empirical distribution function. Each
+    count has limits at the tails :math:`\gamma / 2` of its binomial distribution; simulation finds the
     :math:`\gamma` of joint coverage (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32, 32).
     """
     from scipy.stats import binom  # slow to import

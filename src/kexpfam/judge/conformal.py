@@ -1,10 +1,10 @@
 r"""Conformal repair: intervals, quantiles and regions with their nominal coverage for any density.
 
-Split conformal prediction on rows that the density was not fitted to. Its one assumption is that these rows and the
-next one are exchangeable. For a single target the conformity score is the PIT value :math:`u = F(y | x)` (Vovk,
-Petej, Nouretdinov et al. 2020, conformal calibrators; Chernozhukov, Wüthrich and Zhu 2021, distributional conformal
-prediction). For any number of targets it is the probability of all points of higher density than y under x
-(HPD-split of Izbicki, Shimizu and Stern 2022), estimated from draws.
+Split conformal prediction on rows that the density was not fitted to. Its one assumption is that these rows
+and the next one are exchangeable. For a single target the conformity score is the PIT value :math:`u = F(y |
+x)` (Vovk, Petej, Nouretdinov et al. 2020, conformal calibrators; Chernozhukov, Wüthrich and Zhu 2021,
+distributional conformal prediction). For any number of targets it is the probability of all points of higher
+density than y under x (HPD-split of Izbicki, Shimizu and Stern 2022), estimated from draws.
 """
 
 import warnings
@@ -67,9 +67,9 @@ class Conformal(eqx.Module):
     def ends(self, coverage: float) -> tuple[float, float]:
         r"""Return the density's levels between which the target lies with at least this probability.
 
-        They are :math:`u_{(k)}` and :math:`u_{(n + 1 - k)}` with :math:`k = \lfloor (n + 1)(1 - c) / 2 \rfloor`,
-        which cover :math:`1 - 2k / (n + 1)`: at least c, and less than :math:`2 / (n + 1)` more. With
-        :math:`k = 0` they are 0 and 1.
+        They are :math:`u_{(k)}` and :math:`u_{(n + 1 - k)}` with :math:`k = \lfloor (n + 1)(1 - c) / 2
+        \rfloor`, which cover :math:`1 - 2k / (n + 1)`: at least c, and less than :math:`2 / (n + 1)` more.
+        With :math:`k = 0` they are 0 and 1.
         """
         k = int((self.rows + 1) * (1.0 - coverage) / 2.0 + ROUNDING)
         if k == 0:
@@ -80,7 +80,8 @@ class Conformal(eqx.Module):
     def threshold(self, level: float) -> float:
         r"""Return the largest rank :math:`r_{(k)}` of points in a region of at least this probability c.
 
-        With :math:`k = \lceil (n + 1) c \rceil` it covers at least c and, without ties, less than :math:`1 / (n + 1)` more.
+        With :math:`k = \lceil (n + 1) c \rceil` it covers at least c and, without ties, less than :math:`1 /
+        (n + 1)` more.
         """
         k = int(np.ceil((self.rows + 1) * level - ROUNDING))
         if k > self.rows:
@@ -91,7 +92,7 @@ class Conformal(eqx.Module):
     def coverage(
         self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
     ) -> dict[float, float]:
-        """Return the share of targets inside the repaired intervals, or inside the regions of several targets."""
+        """Return the share of targets inside repaired intervals, or regions of several targets."""
         ranks, levels = np.zeros(len(targets)), None if self.levels is None else density.cdf(targets, X)
         if levels is None:
             ranks = density_ranks(density, X, targets, draws=self.draws, key=key)
@@ -102,22 +103,13 @@ class Conformal(eqx.Module):
     def measurements(self) -> list[Measurement]:
         """Return the number of held-out rows, and the coverage before and after the repair."""
         kind = "intervals" if self.levels is not None else "regions"
-        shares = lambda name: dict(zip(self.coverages.tolist(), getattr(self, name).tolist(), strict=True))
-        found = [
-            Measurement(
-                "conformal_rows", self.rows, label="conformal repair", text=f"{kind} from {self.rows} rows"
-            )
-        ]
-        for name, meaning in (("before", "without the repair"), ("after", "with a repair by the other rows")):
-            found.append(
-                Measurement(
-                    f"coverage_{name}_repair",
-                    shares(name),
-                    meaning=f"Share of the conformal rows inside {kind} {meaning}.",
-                    label=f"coverage {name} repair",
-                    text=coverage_text(shares(name)),
-                )
-            )
+        text = f"{kind} from {self.rows} rows"
+        found = [Measurement("conformal_rows", self.rows, label="conformal repair", text=text)]
+        for when, observed in (("before", self.before), ("after", self.after)):
+            shares = dict(zip(self.coverages.tolist(), observed.tolist(), strict=True))
+            meaning = f"Share of the conformal rows inside {kind} {when} a repair by the other rows."
+            name, label = f"coverage_{when}_repair", f"coverage {when} repair"
+            found.append(Measurement(name, shares, None, None, meaning, label, coverage_text(shares)))
         return found
 
     def __str__(self) -> str:
@@ -125,9 +117,7 @@ class Conformal(eqx.Module):
 
     def _knots(self) -> np.ndarray:
         if self.levels is None:
-            raise ValueError(
-                "distribution functions and quantiles are for targets of one dimension; use in_region instead."
-            )
+            raise ValueError("cdf and quantiles need targets of one dimension: use in_region.")
         return np.concatenate([[0.0], self.levels, [1.0]])
 
 

@@ -1,10 +1,11 @@
 """Measurements of a fitted density: normaliser, sampler, certificate, candidates and calibration."""
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.random as jr
 import numpy as np
@@ -23,11 +24,11 @@ from kexpfam.model.precision import double_precision
 __all__ = ["MEASURES", "SamplerFit", "diagnose", "measure_log_partition", "measure_status", "sampler_fit"]
 
 PASS_ROWS = "Pass held-out X and y to diagnose() to measure the calibration of the predicted distributions."
-SAMPLER_DIFFERS = "The plain sampler differs from the density: use sample(..., refine=10)."
 # Folded into the key of the certificate, so that its draws are not those of the other measurements.
 CERTIFICATE = 1
 
-Certify = Callable[..., Mapping[str, float | Estimate]]
+Fact = float | Estimate
+Certify = Callable[..., Mapping[str, Fact]]
 
 
 @runtime_checkable
@@ -55,37 +56,23 @@ class SamplerFit(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The arguments of ``diagnose``, and the parts of the density."""
+    """The arguments of ``diagnose``."""
 
     density: AbstractDensity
     training: np.ndarray
     weight: np.ndarray | None
     candidates: Sequence[Scored]
     status: Mapping[str, enum.Enum]
-    facts: Mapping[str, Mapping[str, float | Estimate]]
+    facts: Mapping[str, Mapping[str, Fact]]
     certify: Certify | None
     calibration: Sequence[Measurement]
     settings: Judgement
     key: Key[Array, ""]
 
-    def part(self, kind: type) -> AbstractDensity | None:
-        """Return the first part of this class."""
+    def parts(self, kind: type) -> list[Any]:
+        """Return the parts of the density of this class."""
         parts = self.density.parts if isinstance(self.density, Stack) else (self.density,)
-        return next((part for part in parts if isinstance(part, kind)), None)
-
-    def label(self, part: str, label: str) -> str:
-        """Return a label that names the part, unless the density is a single kernel model."""
-        return label if isinstance(self.density, Density) else f"{part}: {label}"
-
-    @functools.cached_property
-    def sampler(self) -> SamplerFit:
-        """Return the fit of the kernel model's sampler."""
-        return self.sampled(self.settings.draws, jr.split(self.key, 3)[1])
-
-    def sampled(self, count: int, key: Key[Array, ""]) -> SamplerFit:
-        kernel = self.part(Density)
-        assert isinstance(kernel, Density)
-        return sampler_fit(kernel, self.training, count, self.settings, weight=self.weight, key=key)
+        return [part for part in parts if isinstance(part, kind)]
 
 
 def diagnose(
@@ -95,7 +82,7 @@ def diagnose(
     *,
     candidates: Sequence[Scored] = (),
     status: Mapping[str, enum.Enum] | None = None,
-    facts: Mapping[str, Mapping[str, float | Estimate]] | None = None,
+    facts: Mapping[str, Mapping[str, Fact]] | None = None,
     certify: Certify | None = None,
     calibration: Iterable[Measurement] = (),
     settings: Judgement | None = None,
@@ -119,40 +106,42 @@ def diagnose(
     calibration : iterable of Measurement
         Measurements on held-out rows.
     """
-    found = Evidence(
-        density,
-        training,
-        weight,
-        candidates,
-        status or {},
-        facts or {},
-        certify,
-        tuple(calibration),
-        Judgement.of(settings),
-        key,
-    )
+    known = (candidates, status or {}, facts or {}, certify, tuple(calibration), Judgement.of(settings), key)
+    found = Evidence(density, training, weight, *known)
     return Diagnosis(one for measure in MEASURES for one in measure(found))
+
+
+def _named(part: str, found: Evidence, measurements: Iterable[Measurement]) -> Iterator[Measurement]:
+    """Yield measurements with the part in their labels, unless the density is a single kernel model."""
+    for one in measurements:
+        alone = isinstance(found.density, Density) or not one.label
+        yield one if alone else dataclasses.replace(one, label=f"{part}: {one.label}")
+
+
+def _of_fact(name: str, fact: Fact, **fields: str) -> Measurement:
+    """Return a fact as a measurement, with its standard error if it has one."""
+    value, error = fact[:2] if isinstance(fact, Estimate) else (float(fact), None)
+    return Measurement(name, value, error, **fields)
 
 
 def measure_candidates(found: Evidence) -> Iterator[Measurement]:
     """Yield weight and held-out score of each candidate that was scored."""
-    for one in found.candidates:
-        if np.isfinite(one.score):
-            meaning = f"The weight of the {one.name} in the density is {one.weight:.0%}."
-            text = (
-                f"{one.weight:.0%} of the density; held-out score {one.score:.3f} ± {one.standard_error:.1g}"
-            )
-            yield Measurement(f"{one.name}_weight", one.weight, meaning=meaning)
-            score = f"Mean log density of held-out rows under the {one.name}."
-            yield Measurement(
-                f"{one.name}_score", one.score, one.standard_error, None, score, label=one.name, text=text
-            )
+    for name, weight, score, error in (
+        (c.name, c.weight, c.score, c.standard_error) for c in found.candidates
+    ):
+        if np.isfinite(score):
+            yield Measurement(f"{name}_weight", weight, meaning=f"Weight of the {name} in the density.")
+            text = f"{weight:.0%} of the density; held-out score {score:.3f} ± {error:.1g}"
+            meaning = f"Mean log density of held-out rows under the {name}."
+            yield Measurement(f"{name}_score", score, error, None, meaning, name, text)
 
 
-def measure_statuses(found: Evidence) -> Iterator[Measurement]:
-    """Yield how the fit of each candidate ended."""
+def measure_facts(found: Evidence) -> Iterator[Measurement]:
+    """Yield how the fit of each candidate ended, and its facts."""
     for name, status in found.status.items():
-        yield measure_status(status, f"{name}_status", found.label(name, "solver"))
+        yield from _named(name, found, [measure_status(status, f"{name}_status")])
+    for name, facts in found.facts.items():
+        yield from (_of_fact(f"{name}_{fact}", value) for fact, value in facts.items())
 
 
 def measure_status(status: enum.Enum, name: str = "status", label: str = "solver") -> Measurement:
@@ -161,31 +150,7 @@ def measure_status(status: enum.Enum, name: str = "status", label: str = "solver
     return Measurement(name, status.name, None, level, status.value, label=label, text=status.value)
 
 
-def measure_kernel(found: Evidence) -> Iterable[Measurement]:
-    """Return the measurements of the kernel model: optimality of f, sampler, certificate and normaliser."""
-    kernel = found.part(Density)
-    if not isinstance(kernel, Density):
-        return []
-    with double_precision():
-        return list(_kernel(found, kernel))
-
-
-def _kernel(found: Evidence, kernel: Density) -> Iterator[Measurement]:
-    partition = _log_partition(kernel, found.training, found.weight)
-    label = functools.partial(found.label, "kernel")
-    facts = _certificate(found, kernel, partition) if found.certify is not None else {}
-    yield from _optimality(found, facts)
-    yield from _sampler(found)
-    if "primal" in facts:
-        yield from _bounds(found, facts)
-    yield measure_log_partition(
-        partition, label("log Z(x)" if kernel.conditional else "log Z"), kernel.conditional
-    )
-    if found.settings.refine and not kernel.conditional:
-        yield _sampler_mmd(found, kernel)
-
-
-def measure_log_partition(estimate: Estimate, label: str = "log Z", conditional: bool = False) -> Measurement:
+def measure_log_partition(estimate: Estimate, *, conditional: bool = False) -> Measurement:
     """Return the log-partition function: poor if its error is large or rests on too few effective draws."""
     level, meaning = (
         "good",
@@ -194,157 +159,140 @@ def measure_log_partition(estimate: Estimate, label: str = "log Z", conditional:
     if not estimate.trustworthy:
         level = "poor"
         meaning = (
-            "log Z is uncertain: log densities share an unknown constant. Use fewer dimensions, a stronger base "
-            "(base='mixture') or a larger rkhs_penalty."
+            "log Z is uncertain: log densities share an unknown constant. Use fewer dimensions, "
+            "a stronger base (base='mixture') or a larger rkhs_penalty."
         )
-    text = f"largest error {estimate.standard_error:.1g}" if conditional else str(estimate)
+    label, text = "log Z", str(estimate)
+    if conditional:
+        label, text = "log Z(x)", f"largest error {estimate.standard_error:.1g}"
     return Measurement("log_partition", estimate.value, estimate.standard_error, level, meaning, label, text)
 
 
-def _log_partition(density: Density, training: np.ndarray, weight: np.ndarray | None) -> Estimate:
-    """Return the mean of log Z over the training rows, and its largest error."""
-    partitions, errors = density.log_partitions(training), density.partition_errors(training)
-    draws = np.inf if density.log_partition is None else density.log_partition.effective_draws
-    return Estimate(float(weighted_mean(partitions, weight)), float(errors.max()), draws)
+def measure_kernel(found: Evidence) -> Iterator[Measurement]:
+    """Yield the measurements of the kernel model: optimality of f, sampler, certificate and normaliser."""
+    for density in found.parts(Density):
+        with double_precision():
+            measured = _kernel(found, density)
+        yield from _named("kernel", found, measured)
 
 
-def _certificate(found: Evidence, kernel: Density, partition: Estimate) -> Mapping[str, float | Estimate]:
-    """Return the facts of the convex problem; their normaliser has its mean error over the rows."""
+def _kernel(found: Evidence, density: Density) -> list[Measurement]:
+    settings, (_, kl_key, mmd_key) = found.settings, jr.split(found.key, 3)
     certificate_key, draw_key = jr.split(jr.fold_in(found.key, CERTIFICATE))
-    # Under conditions a draw has the features of condition and target: fewer draws have to suffice.
-    many = found.sampler if kernel.conditional else found.sampled(found.settings.certifying_draws, draw_key)
-    error = float(weighted_mean(kernel.partition_errors(found.training), found.weight))
-    mean = partition._replace(standard_error=error)
-    assert found.certify is not None
-    return found.certify(kernel, mean, many.draws, many.conditions, key=certificate_key)
+    drawn = functools.partial(sampler_fit, density, found.training, settings=settings, weight=found.weight)
+    fit = drawn(settings.draws, key=kl_key)
+    errors = density.partition_errors(found.training)
+    mean = float(weighted_mean(density.log_partitions(found.training), found.weight))
+    effective = np.inf if density.log_partition is None else density.log_partition.effective_draws
+    partition = Estimate(mean, float(weighted_mean(errors, found.weight)), effective)
+    facts: Mapping[str, Fact] = {}
+    if found.certify is not None:
+        # Under conditions a draw has the features of condition and target: fewer draws have to suffice.
+        many = fit if density.conditional else drawn(settings.certifying_draws, key=draw_key)
+        facts = found.certify(density, partition, many.draws, many.conditions, key=certificate_key)
+    worst = partition._replace(standard_error=float(errors.max()))
+    measured = [
+        *_convex(facts, fit, settings),
+        *_sampler(fit, settings),
+        *_bounds(facts),
+        measure_log_partition(worst, conditional=density.conditional),
+    ]
+    if settings.refine and not density.conditional:
+        measured.append(_sampler_mmd(density, fit.draws.points, settings, key=mmd_key))
+    return measured
 
 
-def _optimality(found: Evidence, facts: Mapping[str, float | Estimate]) -> Iterator[Measurement]:
+def _convex(facts: Mapping[str, Fact], fit: SamplerFit, settings: Judgement) -> Iterator[Measurement]:
+    """Yield the distances of f from its optimum, and of f and sampler from a saddle point."""
     if "f_gap" not in facts:
         return
-    gap = _value(facts["f_gap"])
-    level = found.settings.below(gap, found.settings.good_f_gap)
-    meaning = "f is at its optimum."
+    gap = _of_fact("f_gap", facts["f_gap"]).value
+    duality = gap + max(fit.kl.value, 0.0)
+    text = f"{_at_least(fit)}{duality:.4f} nats"
+    meaning = "Shortfall of f plus KL of the sampler: distance from a saddle point."
+    yield Measurement("duality_gap", duality, meaning=meaning, label="duality gap", text=text)
+    level, meaning = settings.below(gap, settings.good_f_gap), "f is at its optimum."
     if level != "good":
         meaning = "f is not at its optimum: use solver='auto', or more steps, or Integration(draws=...)."
-    kl, folds = found.sampler.kl.value, found.sampler.draws.folds
-    duality = gap + max(kl, 0.0)
-    at_least = "at least " if folds else ""
-    yield Measurement(
-        "duality_gap",
-        duality,
-        meaning="Distance of f and the sampler from a saddle point: shortfall of f plus KL of the sampler.",
-        label=found.label("kernel", "duality gap"),
-        text=f"{at_least}{duality:.4f} nats",
-    )
-    label = found.label("kernel", "f below its optimum by")
-    yield Measurement("f_gap", gap, None, level, meaning, label, f"{gap:.4f} nats")
+    yield Measurement("f_gap", gap, None, level, meaning, "f below its optimum by", f"{gap:.4f} nats")
 
 
-def _sampler(found: Evidence) -> Iterator[Measurement]:
-    settings, (kl, share, draws, _) = found.settings, found.sampler
-    yield Measurement(
-        "sampler_folds",
-        draws.folds,
-        meaning="Whether sampler_kl is a lower bound: the transport is not one-to-one.",
-    )
-    kl_level = settings.below(kl.value, settings.good_sampler_kl)
-    text = f"{'at least ' if draws.folds else ''}{max(kl.value, 0.0):.4f} ± {kl.standard_error:.1g} nats"
-    label = found.label("kernel", "KL(sampler || density)")
-    yield Measurement("sampler_kl", kl.value, kl.standard_error, kl_level, _agrees(kl_level), label, text)
+def _sampler(fit: SamplerFit, settings: Judgement) -> Iterator[Measurement]:
+    """Yield KL(sampler || density), whether it is a lower bound, and the effective share of the draws."""
+    agrees = {"good": "The plain sampler agrees with the density."}
+    differs = "The plain sampler differs from the density: use sample(..., refine=10)."
+    meaning = "The transport is not one-to-one, and sampler_kl is a lower bound."
+    yield Measurement("sampler_folds", fit.draws.folds, meaning=meaning if fit.draws.folds else "")
+    value, error, _ = fit.kl
+    level = settings.below(value, settings.good_sampler_kl)
+    text, label = f"{_at_least(fit)}{max(value, 0.0):.4f} ± {error:.1g} nats", "KL(sampler || density)"
+    yield Measurement("sampler_kl", value, error, level, agrees.get(level, differs), label, text)
     good = settings.good_effective_share
-    level = "good" if share >= good else "fair" if share >= good / settings.poor else "poor"
-    label = found.label("kernel", "effective share of draws")
-    yield Measurement("effective_share", share, None, level, _agrees(level), label, f"{share:.0%}")
+    level = "good" if fit.share >= good else "fair" if fit.share >= good / settings.poor else "poor"
+    text, label = f"{fit.share:.0%}", "effective share of draws"
+    yield Measurement("effective_share", fit.share, None, level, agrees.get(level, differs), label, text)
 
 
-def _agrees(level: str) -> str:
-    return "The plain sampler agrees with the density." if level == "good" else SAMPLER_DIFFERS
+def _at_least(fit: SamplerFit) -> str:
+    return "at least " if fit.draws.folds else ""
 
 
-def _bounds(found: Evidence, facts: Mapping[str, float | Estimate]) -> Iterator[Measurement]:
-    brief = lambda name: f"{_value(facts[name]):.4f} ± {_error(facts[name]) or 0.0:.1g}"
-    label, text = (
-        found.label("kernel", "certified"),
-        f"optimum between {brief('primal')} and {brief('dual')} nats",
-    )
-    yield Measurement(
-        "primal",
-        _value(facts["primal"]),
-        _error(facts["primal"]),
-        meaning="Penalised likelihood of f: a lower bound of the optimum.",
-        label=label,
-        text=text,
-    )
-    yield Measurement(
-        "dual", _value(facts["dual"]), _error(facts["dual"]), meaning="Upper bound of the optimum."
-    )
-    yield Measurement(
-        "sampler_dual",
-        _value(facts["sampler_dual"]),
-        _error(facts["sampler_dual"]),
-        meaning="Dual value of the sampler: an upper bound of the optimum, far above it for a small penalty.",
-        label=found.label("kernel", "dual value of the sampler"),
-        text=f"{brief('sampler_dual')} nats",
-    )
+def _bounds(facts: Mapping[str, Fact]) -> Iterator[Measurement]:
+    """Yield the bounds of the optimum of the penalised likelihood."""
+    if "primal" not in facts:
+        return
+    primal, dual, sampler = (_of_fact(name, facts[name]) for name in ("primal", "dual", "sampler_dual"))
+    brief = lambda one: f"{one.value:.4f} ± {one.error or 0.0:.1g}"
+    replace = dataclasses.replace
+    text = f"optimum between {brief(primal)} and {brief(dual)} nats"
+    meaning = "Penalised likelihood of f: a lower bound of the optimum."
+    yield replace(primal, meaning=meaning, label="certified", text=text)
+    yield replace(dual, meaning="Upper bound of the optimum.")
+    meaning = "Upper bound of the optimum by the sampler; far above it for a small penalty."
+    yield replace(sampler, meaning=meaning, label="dual value of the sampler", text=f"{brief(sampler)} nats")
 
 
-def _value(fact: float | Estimate) -> float:
-    return fact.value if isinstance(fact, Estimate) else float(fact)
-
-
-def _error(fact: float | Estimate) -> float | None:
-    return fact.standard_error if isinstance(fact, Estimate) else None
-
-
-def _sampler_mmd(found: Evidence, density: Density) -> Measurement:
+def _sampler_mmd(
+    density: Density, draws: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+) -> Measurement:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 
-    settings, key = found.settings, jr.split(found.key, 3)[2]
     others = refined(density.tilt, density.sampler, settings.draws, settings.refine, key=key)
-    distance = mmd_squared(found.sampler.draws.points, others)
-    return Measurement(
-        "sampler_mmd",
-        distance.value,
-        distance.standard_error,
-        meaning="Squared MMD between plain and refined draws; within its error if both have one law.",
-        label=found.label("kernel", "MMD^2 to refined draws"),
-        text=f"{distance.value:+.2e} ± {distance.standard_error:.1e}",
-    )
+    value, error, _ = mmd_squared(draws, others)
+    meaning = "Squared MMD between plain and refined draws; within its error if both have one distribution."
+    text = f"{value:+.2e} ± {error:.1e}"
+    return Measurement("sampler_mmd", value, error, None, meaning, "MMD^2 to refined draws", text)
 
 
 def measure_chain(found: Evidence) -> Iterator[Measurement]:
     """Yield the measurements of a learned chain: errors of its cells in normaliser and sampler."""
-    chain = found.part(LearnedDensity)
-    if not isinstance(chain, LearnedDensity):
-        return
-    settings, facts, label = (
-        found.settings,
-        found.facts.get("chain", {}),
-        functools.partial(found.label, "chain"),
-    )
-    error, kl = _cell_errors(chain, found)
-    yield Measurement(
-        "chain_members", len(chain), label=label("chains"), text=f"{len(chain)}, in equal parts"
-    )
+    for density in found.parts(LearnedDensity):
+        yield from _named("chain", found, _chain(found, density))
+
+
+def _chain(found: Evidence, density: LearnedDensity) -> Iterator[Measurement]:
+    settings, facts = found.settings, found.facts.get("chain", {})
+    error, kl = _cell_errors(density, found)
+    yield Measurement("chain_members", len(density), label="chains", text=f"{len(density)}, in equal parts")
     polish = "left as trained"
     if "polish_gain" in facts:
-        gain, gap = _value(facts["polish_gain"]), _value(facts["polish_gap"])
+        gain, gap = facts["polish_gain"], facts["polish_gap"]
         polish = f"convex, held-out rows gain {gain:.3f} nats, within {gap:.1g} nats of the optimum"
-    yield Measurement("chain_polish", polish, label=label("weights of the tilts"))
+    yield Measurement("chain_polish", polish, label="weights of the tilts")
     level = settings.below(error, settings.good_normaliser_error)
     meaning = "The cells are fine enough for the density."
     if level != "good":
-        meaning = "A learned tilt is too sharp for its cells: a column has few distinct values, or rows are too few."
-    text = f"at most {error:.1g}"
-    yield Measurement("chain_normaliser_error", error, None, level, meaning, label("error of log Z(x)"), text)
+        meaning = (
+            "A learned tilt is too sharp for its cells: a column has few distinct values, or rows are few."
+        )
+    text, label = f"at most {error:.1g}", "error of log Z(x)"
+    yield Measurement("chain_normaliser_error", error, None, level, meaning, label, text)
     level = settings.below(kl.value, settings.good_sampler_kl)
     meaning = "The learned sampler agrees with the density."
     if level != "good":
         meaning = "The learned sampler differs from the density: a column may have few distinct values."
-    text = f"{kl.value:.4f} ± {kl.standard_error:.1g} nats"
-    name = label("KL(sampler || density)")
-    yield Measurement("chain_sampler_kl", kl.value, kl.standard_error, level, meaning, name, text)
+    text, label = f"{kl.value:.4f} ± {kl.standard_error:.1g} nats", "KL(sampler || density)"
+    yield Measurement("chain_sampler_kl", kl.value, kl.standard_error, level, meaning, label, text)
 
 
 def _cell_errors(density: LearnedDensity, found: Evidence) -> tuple[float, Estimate]:
@@ -368,13 +316,6 @@ def _cell_errors(density: LearnedDensity, found: Evidence) -> tuple[float, Estim
     return error, Estimate(float(ratio.mean()), standard_error, float(len(ratio)))
 
 
-def measure_facts(found: Evidence) -> Iterator[Measurement]:
-    """Yield the remaining facts of the candidates as they are, without a row in the report."""
-    for name, facts in found.facts.items():
-        for fact, value in facts.items():
-            yield Measurement(f"{name}_{fact}", _value(value), _error(value))
-
-
 def measure_calibration(found: Evidence) -> Iterator[Measurement]:
     """Yield the measurements on held-out rows, or a request for them."""
     yield from found.calibration
@@ -383,22 +324,15 @@ def measure_calibration(found: Evidence) -> Iterator[Measurement]:
 
 
 # Each yields measurements; their order is that of the report.
-MEASURES = (
-    measure_candidates,
-    measure_statuses,
-    measure_kernel,
-    measure_chain,
-    measure_facts,
-    measure_calibration,
-)
+MEASURES = (measure_candidates, measure_facts, measure_kernel, measure_chain, measure_calibration)
 
 
 def sampler_fit(
     density: Density,
     training: np.ndarray,
     count: int,
-    settings: Judgement | None = None,
     *,
+    settings: Judgement | None = None,
     weight: np.ndarray | None = None,
     key: Key[Array, ""],
 ) -> SamplerFit:

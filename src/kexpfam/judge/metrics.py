@@ -17,7 +17,8 @@ def mmd_squared(
         - \frac{2 \sum_{ij} k(x_i, y_j)}{n m}
 
     with the Gaussian kernel of ``lengthscale`` (default: the paper's ``sqrt(0.1)`` times the median distance
-    of ``ys``). Memory is ``rows_per_chunk * n``. The standard error is that of two samples of one distribution.
+    of ``ys``). Memory is ``rows_per_chunk * n``. The standard error is that of two samples of one
+    distribution.
     """
     xs, ys = np.asarray(xs, float), np.asarray(ys, float)
     if lengthscale is None:

@@ -20,8 +20,8 @@ def permutation_losses(
 
     ``log_density`` maps columns to a log density for each row. For a conditional density, with features as
     columns, the loss is the information of a feature about the target; for a joint density, the dependence of
-    a column on the others. Rows that leave the support have the lowest finite log density of all rows, so that
-    their loss is a lower bound. The standard error is that of the mean over rows.
+    a column on the others. Rows that leave the support have the lowest finite log density of all rows, so
+    that their loss is a lower bound. The standard error is that of the mean over rows.
     """
     plain = log_density(columns)
     shuffled = np.empty((columns.shape[1], repeats, len(columns)))

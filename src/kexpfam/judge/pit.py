@@ -34,9 +34,9 @@ def pit_measurements(
 ) -> list[Measurement]:
     """Return measurements of the calibration of a conditional density on rows that it was not fitted to.
 
-    ``pit`` has values that are uniform if the density is right: F(y | x) of a single target, randomised within
-    the steps of a discrete one, and TARP values of several targets. ``region_level`` has the coverage of the
-    smallest central interval (highest-density region of several targets) that contains each target.
+    ``pit`` has values that are uniform if the density is right: F(y | x) of a single target, randomised
+    within the steps of a discrete one, and TARP values of several targets. ``region_level`` has the coverage
+    of the smallest central interval (highest-density region of several targets) that contains each target.
     """
     settings = Judgement.of(settings)
     scores = density.log_density(targets, X)
@@ -108,7 +108,7 @@ def _tested(p_value: float, settings: Judgement, label: str, text: str) -> Measu
     level = "good" if p_value >= settings.suspicious_p_value else "fair"
     meaning = "Held-out targets look like draws of their predicted distributions."
     if level != "good":
-        meaning = "Held-out targets do not look like draws of their predicted distributions: see plot_calibration()."
+        meaning = "Held-out targets do not look like draws of their distributions: see plot_calibration()."
     return Measurement("pit_p_value", p_value, None, level, meaning, label, text)
 
 
@@ -144,7 +144,8 @@ def region_levels(
     r"""Return, for each row, the probability of the smallest highest-density region that contains it.
 
     ``rows`` and ``draws`` are log densities of each row and of draws of the model (under its condition). The
-    level is the share of draws with a higher density, randomised among m + 1 ranks: uniform if rows are draws.
+    level is the share of draws with a higher density, randomised among m + 1 ranks: uniform if rows are
+    draws.
     """
     above, equal = (draws > rows[:, None]).sum(axis=1), (draws == rows[:, None]).sum(axis=1)
     return (above + rng.uniform(size=len(rows)) * (equal + 1)) / (draws.shape[1] + 1)
@@ -180,9 +181,9 @@ def density_ranks(
 ) -> np.ndarray:
     r"""Return for each row the probability of all points of higher density than the target, from draws.
 
-    The estimate of :math:`P(p(Y' | x) > p(y | x) | x)` is at most c inside the highest-density region of level
-    c. Between two draws it is linear in the log density. It exceeds 1 for targets of lower density than every
-    draw, so that their order is kept.
+    The estimate of :math:`P(p(Y' | x) > p(y | x) | x)` is at most c inside the highest-density region of
+    level c. Between two draws it is linear in the log density. It exceeds 1 for targets of lower density than
+    every draw, so that their order is kept.
     """
     own, ranks = -density.log_density(targets, X), np.zeros(len(targets))
     for rows, several in _draws(density, X, draws, key=key):
@@ -193,7 +194,7 @@ def density_ranks(
 
 
 def _rank(value: float, seen: np.ndarray) -> float:
-    """Return the interpolated rank of a value among sorted ones as a share; strictly increasing everywhere."""
+    """Return the interpolated rank of a value among sorted ones as a share, strictly increasing."""
     count = len(seen) + 1
     if value < seen[0]:
         return float(np.exp(value - seen[0])) / count

@@ -17,6 +17,6 @@ __all__ = ["Comparison", "Page", "compare", "report"]
 def report(
     model: Any, X: ArrayLike | None = None, y: ArrayLike | None = None, *, random_state: int = 0
 ) -> Page:
-    """Return the page of a fitted model, on held-out rows if they are given and the training rows otherwise."""
+    """Return the page of a fitted model, on held-out rows or, without X, on the training rows."""
     subject = Subject.of(model, X, y, random_state)
     return Page(title_of(subject), lead(subject), [section(subject) for section in SECTIONS])

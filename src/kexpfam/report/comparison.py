@@ -26,11 +26,12 @@ CLEAR = 2.0
 class Entry(NamedTuple):
     """A model on held-out rows.
 
-    ``score`` is the mean log density and ``behind`` its difference from the best model's, in nats, each with a
-    standard error; that of the difference is paired by row. ``off_support`` counts rows of density zero, for which
-    the mean is -inf. ``pit_p_value`` is that of the Kolmogorov-Smirnov test of PIT values (single target of a
-    conditional model), or of the levels of highest-density regions. ``covered`` is the share of rows in regions of
-    90 %. ``crps`` is None unless there is a single target. These three use at most 1,000 rows.
+    ``score`` is the mean log density and ``behind`` its difference from the best model's, in nats, each with
+    a standard error; that of the difference is paired by row. ``off_support`` counts rows of density zero,
+    for which the mean is -inf. ``pit_p_value`` is that of the Kolmogorov-Smirnov test of PIT values (single
+    target of a conditional model), or of the levels of highest-density regions. ``covered`` is the share of
+    rows in regions of 90 %. ``crps`` is None unless there is a single target. These three use at most 1,000
+    rows.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
     milliseconds_per_1000_draws: float
 
 
-HEADER = ("model", "log density", "behind the best", "PIT p", "90 % contain", "CRPS", "ms / 1,000 draws")
+HEADER = ("model", "log density", "behind the best", "PIT p", "inside 90 %", "CRPS", "ms / 1,000 draws")
 
 
 @dataclass(frozen=True)
@@ -72,28 +73,20 @@ class Comparison:
 
     def cells(self) -> list[list[str]]:
         """Return the table's rows as text."""
-        return [
-            [
-                one.name,
-                f"{one.score:.4f} ± {one.standard_error:.2g}"
-                if not one.off_support
-                else f"-inf: {one.off_support} rows",
-                "–" if one is self.entries[0] else f"{one.behind:.4f} ± {one.behind_error:.2g}",
-                f"{one.pit_p_value:.2g}",
-                f"{one.covered:.1%}",
-                "–" if one.crps is None else f"{one.crps:.4g}",
-                f"{one.milliseconds_per_1000_draws:.3g}",
-            ]
-            for one in self.entries
-        ]
+        rows = []
+        for one in self.entries:
+            score = f"{one.score:.4f} ± {one.standard_error:.2g}"
+            score = f"-inf: {one.off_support} rows" if one.off_support else score
+            behind = "–" if one is self.entries[0] else f"{one.behind:.4f} ± {one.behind_error:.2g}"
+            crps = "–" if one.crps is None else f"{one.crps:.4g}"
+            calibration = [f"{one.pit_p_value:.2g}", f"{one.covered:.1%}", crps]
+            rows.append([one.name, score, behind, *calibration, f"{one.milliseconds_per_1000_draws:.3g}"])
+        return rows
 
     def __str__(self) -> str:
         lines = [list(HEADER), *self.cells()]
         widths = [max(len(line[k]) for line in lines) for k in range(len(HEADER))]
-        shown = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*shown, self.verdict])
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,9 +198,7 @@ def _alike(models: Sequence[Any]) -> Sequence[Any]:
     if len(models) < 2:
         raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
     if len({model.conditional for model in models}) > 1:
-        raise ValueError(
-            "densities p(x) and conditional densities p(y | x) cannot be compared: they have different columns."
-        )
+        raise ValueError("densities p(x) and p(y | x) cannot be compared: they have different columns.")
     return models
 
 

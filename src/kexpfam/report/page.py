@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = [
-    "Block",
     "Code",
     "Drawing",
     "Figures",
-    "Fold",
     "Page",
     "Paragraph",
     "Section",
@@ -61,10 +59,14 @@ class Verdict(Block):
 
 @dataclass(frozen=True)
 class Table(Block):
-    """A table of plain values: columns of numbers are aligned right. A table without rows is omitted."""
+    """A table of plain values: columns of numbers are aligned right. A table without rows is omitted.
+
+    With a ``summary`` the table is hidden until the summary is clicked.
+    """
 
     rows: Sequence[Sequence[object]]
     header: Sequence[str] = ()
+    summary: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -78,17 +80,6 @@ class Table(Block):
     def cells(self) -> list[list[str]]:
         """Return the values as text."""
         return [[_shown(value) for value in row] for row in self.rows]
-
-
-@dataclass(frozen=True)
-class Fold(Block):
-    """A table that is hidden until its summary is clicked."""
-
-    summary: str
-    table: Table
-
-    def __bool__(self) -> bool:
-        return bool(self.table)
 
 
 @dataclass(frozen=True)
@@ -155,7 +146,8 @@ class Page:
 
 def fragment(*blocks: Block) -> str:
     """Return blocks as HTML without a page."""
-    return str(_templates().get_template("blocks.html").module.all([block for block in blocks if block]))
+    module: Any = _templates().get_template("blocks.html").module
+    return str(module.all([block for block in blocks if block]))
 
 
 def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> Drawing:

@@ -100,7 +100,7 @@ class Evaluation:
 
     @functools.cached_property
     def coverage(self) -> tuple[np.ndarray, str, Diagnosis | None]:
-        """Return the level of the region of each row, the name of the regions, and the PIT of a single target."""
+        """Return the region level of each row, the name of the regions, and the PIT if there is one."""
         if not self.ordered:
             return self._region_levels(), "regions of highest density", None
         found = Diagnosis(pit_measurements(self.model.density_, *self.some(), key=key_from(self.seed)))
@@ -139,7 +139,7 @@ class Subject(Evaluation):
 
     @functools.cached_property
     def losses(self) -> dict[str, Estimate]:
-        """Return permutation losses of the features, or of the columns of a joint density, the largest first."""
+        """Return permutation losses of the features, or of all columns, the largest first."""
         X, Y = self.some()
         columns, names = (X, self.features) if self.conditional else (Y, self.targets)
         if columns.shape[1] < 2 and not self.conditional:

@@ -20,8 +20,8 @@ INK, PAPER = "#000000", "#ffffff"
 def inline_svg(figure: Figure, name: str, caption: str) -> str:
     """Return the figure as an SVG element with a caption for screen readers.
 
-    Text stays text; black is the page's text colour and white its background. All ids start with ``name``, which
-    is unique within the page.
+    Text stays text; black is the page's text colour and white its background. All ids start with ``name``,
+    which is unique within the page.
     """
     stream = io.StringIO()
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": name}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kexpfam.report.page import Block, Fold, Paragraph, Table
+from kexpfam.report.page import Block, Paragraph, Table
 
 __all__ = ["trial_blocks"]
 
@@ -15,7 +15,7 @@ OUTCOMES = ("score", "loss", "standard_error")
 
 
 def trial_blocks(selection: Any) -> list[Block]:
-    """Return the best trials, a fold with the others, and the settings that all share; empty without a search."""
+    """Return the settings that all trials share, the best trials and the others; empty without a search."""
     trials = _trials(selection)
     if not trials:
         return []
@@ -37,7 +37,7 @@ def trial_blocks(selection: Any) -> list[Block]:
     if same:
         words += f" All have {', '.join(f'{_words(name)} {shown[0][name]}' for name in same)}."
     header = [_words(name) for name in (*varied, *outcomes)]
-    rest = Fold(f"{len(rows) - MOST_SHOWN} more", Table(rows[MOST_SHOWN:MOST_LISTED], header))
+    rest = Table(rows[MOST_SHOWN:MOST_LISTED], header, summary=f"{len(rows) - MOST_SHOWN} more")
     return [Paragraph(words), Table(rows[:MOST_SHOWN], header), rest]
 
 
