@@ -21,7 +21,7 @@ SLOW_PAGES = (
     *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md"),
 )
 # What a module needs that may not be there.
-OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.estimators.flow": "flowjax"}
+OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.baselines.flow": "flowjax"}
 
 
 def _blocks(page: str) -> list[str]:

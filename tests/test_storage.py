@@ -485,9 +485,16 @@ class TestUnstorableValuesAreNamed:
         with pytest.raises(TypeError, match=r"^tree\.activation: cannot store"):
             save_tree(file, "test", network, {})
 
-    def test_keys_that_are_not_strings(self, file):
-        with pytest.raises(TypeError, match=r"^tree\.a: cannot store the key 1"):
-            save_tree(file, "test", {"a": {1: 2}}, {})
+    def test_keys_that_are_neither_strings_nor_integers(self, file):
+        with pytest.raises(TypeError, match=r"^tree\.a: cannot store the key 1.5"):
+            save_tree(file, "test", {"a": {1.5: 2}}, {})
+
+    def test_integer_keys_are_kept(self, file):
+        tree = {"a": {1: "x", "1": {0: np.arange(3)}}}
+        save_tree(file, "test", tree, {})
+        _, found, _ = load_tree(file)
+        assert list(found["a"]) == [1, "1"] and found["a"][1] == "x"
+        np.testing.assert_array_equal(found["a"]["1"][0], np.arange(3))
 
     def test_metadata(self, file):
         with pytest.raises(TypeError, match=r"^metadata\.when: cannot store"):

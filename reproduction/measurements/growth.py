@@ -7,8 +7,8 @@ import jax.random as jr
 import numpy as np
 
 from kexpfam import datasets
+from kexpfam.baselines.derivatives import Basis, base_scores
 from kexpfam.data.sample import Sample
-from kexpfam.estimators.derivatives import Basis, base_scores
 from kexpfam.fit.convex import Convex
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Problem, Solver

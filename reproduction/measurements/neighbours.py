@@ -7,7 +7,7 @@ by side.
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from kexpfam.estimators.kernel_density import deal
+from kexpfam.baselines.grid_search import deal
 from reproduction.measurements.benchmark import halves
 from reproduction.records import Values
 from reproduction.specs import Cell
@@ -22,7 +22,7 @@ CANDIDATES, FLOOR = np.logspace(-1.5, 1.5, 9), np.finfo(float).eps
 def bare_neighbours(cell: Cell) -> Values:
     """Return the NLL of the held-out half; radius and width by 5-fold cross-validation of the NLL."""
     train, test = halves(cell["dataset"], cell["seed"])
-    x, y, fold = train[:, :-1], train[:, -1:], deal(len(train), np.random.default_rng(cell["seed"]))
+    x, y, fold = train[:, :-1], train[:, -1:], deal(len(train), 5, np.random.default_rng(cell["seed"]))
     near, apart = cdist(x, x), fold[:, None] != fold
     losses = [
         [_nll((near <= radius) & apart, cdist(y, y), width).mean() for width in CANDIDATES]

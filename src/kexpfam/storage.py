@@ -225,9 +225,11 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
 
 def _encode_dict(value: dict, place: str, tensors: _Tensors) -> dict[str, Any]:
     for key in value:
-        if type(key) is not str:
-            raise TypeError(f"{place}: cannot store the key {key!r}; keys of dictionaries must be strings")
+        if type(key) not in (str, int):
+            raise TypeError(f"{place}: cannot store the key {key!r}; keys must be strings or integers")
     nodes = {key: _encode(item, f"{place}.{key}", tensors) for key, item in value.items()}
+    if int in map(type, nodes):
+        return {"$items": [[key, node] for key, node in nodes.items()]}
     return {"$dict": nodes} if any(key.startswith("$") for key in value) else nodes
 
 
@@ -330,6 +332,7 @@ DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "$float": lambda node, tensors: float(node["$float"]),
     "$tuple": lambda node, tensors: tuple(_decode(item, tensors) for item in node["$tuple"]),
     "$dict": lambda node, tensors: _decode_dict(node["$dict"], tensors),
+    "$items": lambda node, tensors: {key: _decode(item, tensors) for key, item in node["$items"]},
     "$numpy": lambda node, tensors: tensors[node["$numpy"]],
     "$scalar": lambda node, tensors: tensors[node["$scalar"]][()],
     "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors, _to_jax),

@@ -1,35 +1,49 @@
-"""What every estimator of the library keeps, whoever it is: one dictionary of settings, and every name must be in it."""
+"""Contracts of all estimators, solvers and kinds of columns, for every public method.
 
+A public method without a contract in ``CONTRACTS`` fails, and so does a name in a registry without a case.
+"""
+
+import copy
+import dataclasses
+import functools
+import inspect
 import pickle
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from oracles import midpoint_grid
 from sklearn.base import clone
 
 import kexpfam
 from kexpfam import Integration, estimators
+from kexpfam.data.kinds import KINDS
 from kexpfam.datasets import two_moons
-from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.fit.learned import Learned
+from kexpfam.fit.problem import SOLVERS, solver_from
+from kexpfam.model.distributions import AbstractDensity
+from kexpfam.paper.annealed import Annealing
+from kexpfam.paper.ascent import NaturalAscent
+from kexpfam.paper.contrastive import Chains
+from kexpfam.paper.functional import FunctionalAscent
+from kexpfam.paper.learned_features import Learning
 
 ROWS, DRAWS = 40, 30
 GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2}
 COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
-# Small and fast; where settings could be searched for, they are given.
-SETTINGS = {
-    "KernelExpFamily": GIVEN | {"n_centres": 20, "integration": COARSE},
-    "ConditionalKernelExpFamily": GIVEN
-    | {
-        "condition_lengthscale": 0.8,
-        "base_width": 1.0,
-        "power": False,
-        "n_centres": 10,
-        "integration": COARSE,
-    },
+JOINT = GIVEN | {"n_centres": 20, "integration": COARSE}
+CONDITIONAL = JOINT | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False, "n_centres": 10}
+SMALL = Learned(folds=2, repeats=1, width=10, epochs=8, cells=48, steps=60)
+# Settings that make a fit of each estimator quick.
+ESTIMATORS = {
+    "KernelExpFamily": JOINT,
+    "ConditionalKernelExpFamily": CONDITIONAL,
     "ScoreMatchingExpFamily": GIVEN | {"n_centres": 10},
     "ConditionalScoreMatching": GIVEN | {"condition_lengthscale": 0.8},
     "KernelDensity": {"bandwidth": 0.3},
@@ -39,7 +53,40 @@ SETTINGS = {
     "ConditionalKernelDensity": {"condition_width": 0.3, "width": 0.3},
     "SplineFlow": {"n_layers": 1, "n_knots": 3, "width": 4, "max_epochs": 2},
 }
-
+ASCENT = FunctionalAscent(batch_size=16, ascents=1, width=8, depth=1)
+LEARNING = Learning(batch_size=64, nodes_per_batch=128, stages=2)
+# Settings that make a run of each solver quick.
+QUICK = {
+    "auto": {},
+    "exact": {},
+    "dde": {"steps": 5},
+    "functional": {"steps": 5, "ascent": ASCENT, "centres": 20},
+    "random_features": {"steps": 5, "ascent": ASCENT, "count": 10},
+    "adapted": {"count": 5, "steps": 40, "learning": LEARNING},
+    "deep": {"width": 8, "depth": 1, "steps": 40, "learning": LEARNING},
+    "singly_dual": {"steps": 5, "batch_size": 64},
+    "mmd_gan": {"steps": 5, "batch_size": 64},
+    "contrastive": {"steps": 2, "ascent": NaturalAscent(Chains(count=16, transitions=1))},
+    "annealed": {"steps": 2, "ascent": NaturalAscent(Annealing(particles=64, stages=4))},
+    "moment_matching": {},
+}
+# Each kind: its short form with parameters, values from uniform numbers, and points with weights whose sum over the
+# support is the integral (or the sum) of the density.
+LINE = (np.linspace(-30.0, 30.0, 6001), 0.01)
+COLUMNS = {
+    "real": ("real", lambda u: 4.0 * u - 2.0, LINE),
+    "positive": ("positive", lambda u: np.exp(2.0 * u), (np.arange(0.0025, 60.0, 0.005), 0.005)),
+    "bounded": ("bounded:0:1", lambda u: u**2, (np.arange(0.0005, 1.0, 0.001), 0.001)),
+    "periodic": ("periodic:360", lambda u: 360.0 * u, (np.arange(0.05, 360.0, 0.1), 0.1)),
+    "integer": ("integer", lambda u: np.floor(7.0 * u) - 3.0, (np.arange(-300.0, 301.0), 1.0)),
+    "count": ("count", lambda u: np.floor(5.0 * u), (np.arange(0.0, 601.0), 1.0)),
+    "category": ("category", lambda u: np.floor(3.0 * u), (np.arange(3.0), 1.0)),
+    "atom": (
+        "atom:0:real",
+        lambda u: np.where(u < 0.3, 0.0, 4.0 * u - 2.0),
+        (np.append(LINE[0] + 0.005, 0.0), np.append(np.full(6001, 0.01), 1.0)),
+    ),
+}
 
 # Fits that warn, in the order of their warnings; all of them are called from the script's own lines.
 WARNED = """
@@ -63,105 +110,250 @@ assert all(warning.filename == __file__ for warning in caught), [str(warning) fo
 print(*(warning.category.__name__ for warning in caught))
 """
 UNCERTAIN = "UncertainNormaliserWarning"
-# A flow takes ten seconds to compile.
-MEMBERS = [
-    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in sorted(SETTINGS)
-]
 
 
-def made(name):
-    if name == "SplineFlow":
-        pytest.importorskip("flowjax")
-    return getattr(estimators, name)(**SETTINGS[name], random_state=0)
+class Case(NamedTuple):
+    """A fitted estimator, the arrays of its fit, and points with weights for the integral over the target."""
+
+    model: estimators.base.Estimator
+    rows: tuple[np.ndarray, ...]
+    grid: tuple[np.ndarray, np.ndarray | float] | None
+
+    @property
+    def conditional(self) -> bool:
+        return self.model.conditional
+
+    def draws(self, seed, count=DRAWS):
+        sample = functools.partial(self.model.sample, self.rows[0]) if self.conditional else self.model.sample
+        return sample(count, random_state=seed)
 
 
-def rows_for(model):
-    """Return the arguments of fit and score: rows alone, or conditions and targets."""
-    if not model.conditional:
-        return (two_moons().sample(ROWS, random_state=0),)
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-2.0, 2.0, (ROWS, 2))
-    return x, np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=ROWS)
-
-
-def drawn(model, rows, seed):
-    return (
-        model.sample(rows[0], DRAWS, random_state=seed)
-        if model.conditional
-        else model.sample(DRAWS, random_state=seed)
+def moons_case(model):
+    rows = two_moons().sample(ROWS, random_state=0)
+    return Case(
+        model, (rows,), midpoint_grid(rows.mean(0) - 8 * rows.std(0), rows.mean(0) + 8 * rows.std(0), 200)
     )
 
 
-@pytest.fixture(scope="module", params=MEMBERS)
-def fitted(request):
-    """Return a fitted member and the rows it was fitted to."""
-    model = made(request.param)
-    rows = rows_for(model)
-    return model.fit(*rows), rows
+def sine_case(model):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2.0, 2.0, (ROWS, 2))
+    return Case(model, (x, np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=ROWS)), LINE)
 
 
-def test_every_estimator_is_held_to_the_contract():
-    assert set(SETTINGS) == set(estimators.ESTIMATORS)
+def estimator_case(name):
+    if name == "SplineFlow":
+        pytest.importorskip("flowjax")
+    model = getattr(estimators, name)(**ESTIMATORS[name], random_state=0)
+    return sine_case(model) if model.conditional else moons_case(model)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_a_fit_returns_the_estimator_and_leaves_its_settings_alone(name):
-    model = made(name)
+def solver_case(name, conditional=False):
+    solver = dataclasses.replace(solver_from(name, conditional=conditional), **QUICK[name])
+    if conditional:
+        return sine_case(
+            estimators.ConditionalKernelExpFamily(
+                model="kernel", solver=solver, **CONDITIONAL, random_state=0
+            )
+        )
+    return moons_case(estimators.KernelExpFamily(model="kernel", solver=solver, **JOINT, random_state=0))
+
+
+def kind_case(name, conditional=False):
+    """Return a case with a target of that kind given a number, with that number, or (``"all"``) of all kinds."""
+    rng = np.random.default_rng(0)
+    x, names = rng.normal(size=60), list(COLUMNS) if name == "all" else [name]
+    columns = [COLUMNS[one][1]((rng.permutation(60) + 0.5) / 60) for one in names]
+    settings = {"model": "chain", "learned": SMALL, "random_state": 0}
+    if conditional:
+        model = estimators.ConditionalKernelExpFamily(target_columns=COLUMNS[name][0], **settings)
+        return Case(model, (x[:, None], columns[0]), COLUMNS[name][2])
+    kinds = {j: COLUMNS[one][0] for j, one in enumerate(names)}
+    return Case(
+        estimators.KernelExpFamily(columns=kinds, **settings), (np.column_stack([*columns, x]),), None
+    )
+
+
+@functools.cache
+def fitted(room, name, *conditional) -> Case:
+    case = {"estimator": estimator_case, "solver": solver_case, "kind": kind_case}[room](name, *conditional)
+    case.model.fit(*case.rows)
+    return case
+
+
+def class_of(room, name, conditional=False):
+    if room == "estimator":
+        return getattr(estimators, name)
+    return estimators.ConditionalKernelExpFamily if conditional else estimators.KernelExpFamily
+
+
+def public(cls):
+    """Return the public methods and properties of a class, except for those that scikit-learn generates."""
+    generated = {"get_metadata_routing", "set_fit_request", "set_score_request", "set_predict_request"}
+    members = inspect.getmembers(cls, lambda member: callable(member) or isinstance(member, property))
+    return sorted(name for name, _ in members if not name.startswith("_") and name not in generated)
+
+
+def check_fit(case):
+    model = clone(case.model)
     before = str(model.get_params())
-    assert model.fit(*rows_for(model)) is model
+    assert model.fit(*case.rows) is model
     assert str(model.get_params()) == before
+    assert isinstance(model.density_, AbstractDensity) and model.density_.conditional == case.conditional
+    np.testing.assert_array_equal(model.score_samples(*case.rows), case.model.score_samples(*case.rows))
 
 
-def test_the_score_is_the_mean_of_finite_log_densities(fitted):
-    model, rows = fitted
-    scores = model.score_samples(*rows)
-    assert type(scores) is np.ndarray and scores.dtype == np.float64 and scores.shape == (ROWS,)
+def check_score_samples(case):
+    scores = case.model.score_samples(*case.rows)
+    assert type(scores) is np.ndarray and scores.dtype == np.float64 and scores.shape == (len(case.rows[0]),)
     assert np.all(np.isfinite(scores))
-    assert model.score(*rows) == pytest.approx(scores.mean(), rel=1e-12)
+    if case.grid is None:
+        return
+    points, weights = case.grid
+    for x in case.rows[0][:2] if case.conditional else [None]:
+        at = () if x is None else (np.repeat(x[None], len(points), axis=0),)
+        # Cells of a coarse grid, and draws behind a normaliser, are worth a few per cent.
+        assert np.sum(weights * np.exp(case.model.score_samples(*at, points))) == pytest.approx(1.0, abs=0.03)
 
 
-def test_draws_are_points_alone_and_the_seeds_own(fitted):
-    model, rows = fitted
-    draws = drawn(model, rows, 1)
+def check_score(case):
+    mean = case.model.score_samples(*case.rows).mean()
+    assert case.model.score(*case.rows) == pytest.approx(mean, rel=1e-12)
+
+
+def check_log_prob(case):
+    rows = [part[:4] for part in case.rows]
+    order = tuple(range(len(rows)))
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(case.model.log_prob, argnums=order)))(*rows)
+    np.testing.assert_allclose(values, case.model.score_samples(*rows), rtol=1e-8, atol=1e-8)
+    assert all(np.all(np.isfinite(slope)) for slope in slopes)
+
+
+def check_sample(case):
+    draws = case.draws(1)
     assert type(draws) is np.ndarray
-    assert draws.shape == ((ROWS, DRAWS) if model.conditional else (DRAWS, 2))
-    assert np.all(np.isfinite(draws))
-    np.testing.assert_array_equal(draws, drawn(model, rows, 1))
-    assert not np.array_equal(draws, drawn(model, rows, 2))
+    assert draws.shape == ((len(case.rows[0]), DRAWS) if case.conditional else (DRAWS, case.rows[0].shape[1]))
+    np.testing.assert_array_equal(draws, case.draws(1))
+    assert not np.array_equal(draws, case.draws(2))
+    assert np.all(
+        np.isfinite(
+            case.model.score_samples(*((case.rows[0], draws[:, 0]) if case.conditional else (draws,)))
+        )
+    )
 
 
-def test_the_same_seed_gives_the_same_fit(fitted):
-    model, rows = fitted
-    np.testing.assert_array_equal(clone(model).fit(*rows).score_samples(*rows), model.score_samples(*rows))
+def check_save(case, tmp_path):
+    case.model.save(tmp_path / "model.kexpfam")
+    again = case._replace(model=kexpfam.load(tmp_path / "model.kexpfam"))
+    assert type(again.model) is type(case.model)
+    np.testing.assert_array_equal(again.model.score_samples(*case.rows), case.model.score_samples(*case.rows))
+    np.testing.assert_array_equal(again.draws(1), case.draws(1))
 
 
-def test_a_stored_model_is_the_same_to_the_last_bit(fitted, tmp_path):
-    model, rows = fitted
-    model.save(tmp_path / "model.kexpfam")
-    stored = kexpfam.load(tmp_path / "model.kexpfam")
-    assert type(stored) is type(model)
-    np.testing.assert_array_equal(stored.score_samples(*rows), model.score_samples(*rows))
-    np.testing.assert_array_equal(drawn(stored, rows, 1), drawn(model, rows, 1))
+def check_given(case):
+    if case.conditional:
+        x, y = (part[3:6] for part in case.rows)
+        found = [
+            case.model.given(row).score_samples(target.reshape(1))[0]
+            for row, target in zip(x, y, strict=True)
+        ]
+        np.testing.assert_allclose(found, case.model.score_samples(x, y), rtol=1e-8, atol=1e-8)
+        given = case.model.given(x[0])
+        assert np.asarray(given.log_prob(y[:1])) == pytest.approx(found[0], rel=1e-8)
+        assert given.sample(DRAWS, random_state=0).shape == (DRAWS,)
+        return
+    row = case.rows[0][3]
+    given = case.model.given(dict(enumerate(row[1:], 1)))
+    joint = given.score_samples(row[:1].reshape(1, 1))[0] + given.log_evidence.value
+    tolerance = 5 * given.log_evidence.standard_error + 0.05
+    assert joint == pytest.approx(case.model.score_samples(row[None])[0], abs=tolerance)
+    assert np.all(np.isfinite(np.asarray(given.sample(5, random_state=0), float)))
 
 
-def test_a_pickled_model_is_the_same_to_the_last_bit_where_jax_is_in_single_precision(fitted):
-    model, rows = fitted
-    with jax.enable_x64(False):
-        again = pickle.loads(pickle.dumps(model))
-        np.testing.assert_array_equal(again.score_samples(*rows), model.score_samples(*rows))
-        assert jax.numpy.ones(1).dtype == jax.numpy.float32
+def check_marginal(case):
+    rows = case.rows[0][:5]
+    everything = case.model.marginal(list(range(rows.shape[1]))).score_samples(rows)
+    np.testing.assert_allclose(everything, case.model.score_samples(rows), atol=0.05)
+    assert np.all(np.isfinite(case.model.marginal([0]).score_samples(rows[:, :1])))
 
 
-def test_the_training_data_are_given_back(fitted):
-    model, rows = fitted
-    kept = model.training_data_ if model.conditional else (model.training_data_,)
-    for mine, theirs in zip(kept, rows, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+def with_gaps(case):
+    rows = case.rows[0][:6].copy()
+    rows[::2, 0] = np.nan
+    return rows
 
 
-def test_the_diagnosis_is_a_report_with_a_verdict(fitted):
-    diagnosis = fitted[0].diagnose()
-    assert isinstance(diagnosis, Diagnosis)
+def check_impute(case):
+    rows = with_gaps(case)
+    found = np.asarray(case.model.impute(rows, random_state=0, draws=64), float)
+    np.testing.assert_allclose(found[np.isfinite(rows)], rows[np.isfinite(rows)])
+    assert np.all(np.isfinite(case.model.score_samples(found)))
+
+
+def check_conditionals(case):
+    rows = case.model.conditionals(with_gaps(case), draws=64)
+    assert np.asarray(rows.sample(3, random_state=0)).shape == (6, 3, case.rows[0].shape[1])
+
+
+def check_potential(case):
+    found = case.model.potential(case.rows[0])
+    assert found.shape == (ROWS,) and np.ptp(found) > 0.0
+
+
+def check_cdf(case):
+    x, y = case.rows
+    low, high = (case.model.cdf(x, np.full_like(y, end)) for end in (y.min(), y.max()))
+    assert low.shape == y.shape and np.all((low >= 0.0) & (high <= 1.0) & (low < high))
+
+
+def check_quantile(case):
+    levels = [0.1, 0.5, 0.8]
+    found = case.model.quantile(case.rows[0], levels)
+    assert found.shape == (len(case.rows[0]), 3) and np.all(np.diff(found, axis=1) >= 0.0)
+    for column, level in zip(found.T, levels, strict=True):
+        reached = case.model.cdf(case.rows[0], column)
+        # A distribution function with jumps exceeds the level at its quantile.
+        if len(np.unique(case.rows[1])) < len(case.rows[1]):
+            assert np.all(reached >= level - 1e-6)
+        else:
+            np.testing.assert_allclose(reached, level, atol=1e-6)
+
+
+def check_interval(case):
+    expected = case.model.quantile(case.rows[0], [0.1, 0.9])
+    np.testing.assert_allclose(case.model.interval(case.rows[0], 0.8), expected, rtol=1e-12)
+
+
+def check_predict(case):
+    means, draws = case.model.predict(case.rows[0]), case.draws(3, 400)
+    assert means.shape == case.rows[1].shape
+    error = draws.std(1) / np.sqrt(draws.shape[1])
+    assert np.all(np.abs(means - draws.mean(1)) < 6.0 * error + 0.02 * case.rows[1].std())
+
+
+def check_in_region(case):
+    draws = case.draws(4, 5)
+    inside = np.stack([case.model.in_region(case.rows[0], column, 0.8) for column in draws.T])
+    assert inside.dtype == bool and abs(inside.mean() - 0.8) < 6 * np.sqrt(0.16 / inside.size)
+
+
+def check_calibrate(case):
+    x, y = case.rows[0] + 1e-3, case.rows[1] + 1e-3
+    model = copy.copy(case.model)
+    assert model.calibrate(x, y, draws=20) is model
+    assert model.conformal_.rows == len(x)
+    assert not np.array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
+    model.calibrate(None)
+    np.testing.assert_array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
+
+
+def check_calibration(case):
+    with pytest.raises(AttributeError, match="calibrate"):
+        _ = case.model.conformal_
+
+
+def check_diagnose(case):
+    diagnosis = case.model.diagnose(*(case.rows if case.conditional else ()))
     assert diagnosis.verdict in ("good", "fair", "poor")
     assert diagnosis.rows()[0] == ("verdict", diagnosis.verdict.upper())
     for name, value in diagnosis.rows():
@@ -170,37 +362,182 @@ def test_the_diagnosis_is_a_report_with_a_verdict(fitted):
         assert line in str(diagnosis)
 
 
-def test_a_conditional_density_has_means_quantiles_and_densities_of_one_condition(fitted):
-    model, rows = fitted
-    if not model.conditional:
-        pytest.skip("has no condition")
-    x, y = rows
-    middle = model.quantile(x, 0.5)
-    np.testing.assert_allclose(model.cdf(x, middle), 0.5, atol=1e-6)
-    assert model.predict(x).shape == middle.shape == (ROWS,)
-    given = model.given(x[3])
-    np.testing.assert_allclose(given.score_samples(y[3:4]), model.score_samples(x[3:4], y[3:4]), rtol=1e-9)
-    assert given.sample(DRAWS, random_state=0).shape == (DRAWS,)
-    assert model.diagnose(x, y).held_out_rows == ROWS
-
-
-def test_a_plot_is_a_figure(fitted):
+def check_plot(case):
     before, backend = plt.get_fignums(), plt.get_backend()
-    figure = fitted[0].plot()
+    figure = case.model.plot()
     assert isinstance(figure, Figure)
     assert (plt.get_fignums(), plt.get_backend()) == (before, backend)
     named = [axis for axis in figure.axes if axis.get_label() != "<colorbar>"]
     assert named and all(axis.get_xlabel() and axis.get_ylabel() for axis in named)
 
 
-@pytest.mark.slow
-def test_a_report_is_a_page_with_the_verdict(fitted, tmp_path):
-    model, rows = fitted
-    page = model.report(tmp_path / "report.html", *rows)
+def check_report(case, tmp_path):
+    page = case.model.report(tmp_path / "report.html", *case.rows)
     assert (tmp_path / "report.html").read_text("utf-8") == page.html
-    assert f"<strong>{model.diagnose().verdict}.</strong>" in page.html
+    assert f"<strong>{case.model.diagnose().verdict}.</strong>" in page.html
     assert page.html.count("<svg") >= 4
-    assert type(model).__name__ in page.html and f"{ROWS} held-out rows" in page.html
+    assert type(case.model).__name__ in page.html and f"{ROWS} held-out rows" in page.html
+
+
+def check_set_output(case):
+    model = copy.copy(case.model).set_output(transform="pandas")
+    frame = case._replace(model=model).draws(1)
+    assert isinstance(frame, pd.DataFrame)
+    np.testing.assert_array_equal(
+        frame.to_numpy(float)[:, -1], np.asarray(case.draws(1)).reshape(len(frame), -1)[:, -1]
+    )
+    with pytest.raises(ValueError, match="unknown output"):
+        model.set_output(transform="lists")
+
+
+def check_params(case):
+    params = case.model.get_params(deep=False)
+    again = type(case.model)().set_params(**params)
+    assert str(again.get_params(deep=False)) == str(params)
+
+
+def check_training_data(case):
+    kept = case.model.training_data_ if case.conditional else (case.model.training_data_,)
+    for found, expected in zip(kept, case.rows, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def check_training_weight(case):
+    np.testing.assert_array_equal(case.model.training_weight_, np.ones(len(case.rows[0])))
+
+
+def check_columns(case):
+    assert len(case.model.columns_) == case.rows[0].shape[1]
+
+
+def check_target_columns(case):
+    if case.conditional:
+        assert len(case.model.target_columns_) == 1
+
+
+CONTRACTS = {
+    "calibrate": check_calibrate,
+    "conformal_": check_calibration,
+    "cdf": check_cdf,
+    "columns_": check_columns,
+    "conditionals": check_conditionals,
+    "diagnose": check_diagnose,
+    "fit": check_fit,
+    "get_params": check_params,
+    "given": check_given,
+    "impute": check_impute,
+    "in_region": check_in_region,
+    "interval": check_interval,
+    "log_prob": check_log_prob,
+    "marginal": check_marginal,
+    "plot": check_plot,
+    "potential": check_potential,
+    "predict": check_predict,
+    "quantile": check_quantile,
+    "report": check_report,
+    "sample": check_sample,
+    "save": check_save,
+    "score": check_score,
+    "score_samples": check_score_samples,
+    "set_output": check_set_output,
+    "set_params": check_params,
+    "target_columns_": check_target_columns,
+    "training_data_": check_training_data,
+    "training_weight_": check_training_weight,
+}
+# How f was found, and the kind of a column, change the density but not what is made of it.
+OF_SOLVERS = ("score_samples", "log_prob", "sample", "save", "diagnose")
+OF_KINDS = (
+    "score_samples",
+    "log_prob",
+    "sample",
+    "save",
+    "given",
+    "marginal",
+    "impute",
+    "cdf",
+    "quantile",
+    "predict",
+)
+
+
+def paired(room, name, method, *conditional, slow=False):
+    kind = "conditional" if any(conditional) else "joint" if conditional else ""
+    words = "-".join(word for word in (room, name, kind, method) if word)
+    return pytest.param((room, name, *conditional), method, id=words, marks=pytest.mark.slow if slow else ())
+
+
+def pairs():
+    """Yield every case with every method that is checked for it."""
+    for name in ESTIMATORS:
+        for method in public(class_of("estimator", name)):
+            yield paired("estimator", name, method, slow=name == "SplineFlow" or method == "report")
+    for name in QUICK:
+        for conditional in (False, True):
+            if conditional and not solver_from(name, conditional=False).knows_conditions:
+                continue
+            for method in OF_SOLVERS:
+                yield paired("solver", name, method, conditional, slow=method == "diagnose")
+    for name in ("all", *COLUMNS):
+        for conditional in (False,) if name == "all" else (False, True):
+            for method in OF_KINDS:
+                if method in public(class_of("kind", name, conditional)):
+                    yield paired("kind", name, method, conditional, slow=name != "all")
+
+
+def test_every_registered_name_has_a_case():
+    assert set(ESTIMATORS) == set(estimators.ESTIMATORS)
+    assert set(QUICK) == set(SOLVERS)
+    assert set(COLUMNS) == set(KINDS)
+    assert all(kind.split(":")[0] == name for name, (kind, *_) in COLUMNS.items())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_public_method_has_a_contract(name):
+    assert set(public(class_of("estimator", name))) <= set(CONTRACTS)
+
+
+@pytest.mark.parametrize(("case", "method"), list(pairs()))
+def test_contract(case, method, tmp_path):
+    check = CONTRACTS[method]
+    check(fitted(*case), *((tmp_path,) if "tmp_path" in inspect.signature(check).parameters else ()))
+
+
+QUICK_NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in ESTIMATORS
+]
+
+
+@pytest.mark.parametrize("name", QUICK_NAMES)
+def test_draws_inside_jit_follow_the_law_of_the_sampler(name):
+    case = fitted("estimator", name)
+    density, at = case.model.density_, case.rows[0][:1] if case.conditional else None
+    one = lambda key: density.draw(*(() if at is None else at), key=key)
+    draws = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 400)))
+    others = density.sample(400, at, key=jax.random.key(1)).reshape(draws.shape)
+    error = np.sqrt((draws.var(0) + others.var(0)) / 400)
+    assert np.all(np.abs(draws.mean(0) - others.mean(0)) < 5.0 * error)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if class_of("estimator", name).conditional])
+def test_tabulated_distribution_functions_agree_with_the_density(name):
+    case = fitted("estimator", name)
+    density, (x, y) = case.model.density_, case.rows
+    table = density.distributions(x)
+    assert np.all(np.diff(table.points, axis=1) >= 0.0) and np.all(np.diff(table.levels, axis=1) >= 0.0)
+    assert np.all(table.levels[:, 0] == 0.0) and table.levels[:, -1] == pytest.approx(np.ones(ROWS))
+    np.testing.assert_allclose(table.cdf(y[:, None])[:, 0], density.cdf(y[:, None], x), atol=1e-4)
+    np.testing.assert_allclose(table.crps(y), density.crps(y[:, None], x), rtol=1e-3)
+    assert density.support() is None
+
+
+@pytest.mark.parametrize("name", QUICK_NAMES)
+def test_a_pickled_model_is_the_same_where_jax_is_in_single_precision(name):
+    case = fitted("estimator", name)
+    with jax.enable_x64(False):
+        again = pickle.loads(pickle.dumps(case.model))
+        np.testing.assert_array_equal(again.score_samples(*case.rows), case.model.score_samples(*case.rows))
+        assert jax.numpy.ones(1).dtype == jax.numpy.float32
 
 
 def test_warnings_point_at_the_line_that_called_fit(tmp_path):

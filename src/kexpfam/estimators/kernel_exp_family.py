@@ -33,7 +33,7 @@ class NearlyDeterministicWarning(UserWarning):
 
 
 class KernelExpFamily(KernelModel, DensityEstimator):
-    r"""TiltedDensity estimator for :math:`p(x)`.
+    r"""Density estimator for :math:`p(x)`.
 
     Kernel exponential family :math:`p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood; with more
     than three columns, a stack of it with a mixture of normals and a chain of one-dimensional kernel exponential families.
@@ -240,7 +240,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
 
 
 class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
-    r"""TiltedDensity estimator for :math:`p(y | x)`.
+    r"""Density estimator for :math:`p(y | x)`.
 
     Kernel exponential family :math:`p_0(y) \exp(f(x, y) - A_x(f))` with f in the RKHS of the product kernel
     :math:`k(x, x') k(y, y')`, by penalised maximum likelihood, and chains of one-dimensional kernel exponential families whose

@@ -118,8 +118,8 @@ def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate
 
     It is computed as :math:`P(f) + |\nabla P(f)|^2 / (2 \eta)`: near the optimum the errors of KL and moments
     cancel. The expected square of the noise is subtracted from the squared gradient (delta method, for one
-    condition); the error includes the linear and the squared part of the noise. Equation ledger:
-    ``DUAL-GAP``.
+    condition); the error includes the linear and the squared part of the noise.
+    Equation ledger: ``DUAL-GAP``.
     """
     weights = np.asarray(tilt.weights)
     slope = gradient(problem, penalty, weights)

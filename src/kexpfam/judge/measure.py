@@ -242,7 +242,7 @@ def _bounds(facts: Mapping[str, Fact]) -> Iterator[Measurement]:
     if "primal" not in facts:
         return
     primal, dual, sampler = (_of_fact(name, facts[name]) for name in ("primal", "dual", "sampler_dual"))
-    brief = lambda one: f"{one.value:.4f} ± {one.error:.1g}"
+    brief = lambda one: f"{one.value:.4f} ± {one.error or 0.0:.1g}"
     replace = dataclasses.replace
     text = f"optimum between {brief(primal)} and {brief(dual)} nats"
     meaning = "Penalised likelihood of f: a lower bound of the optimum."

@@ -1,6 +1,5 @@
-"""A neural spline flow, through flowjax: the density model that a user of neural networks would reach for."""
+"""Neural spline flow, through the package flowjax."""
 
-import functools
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -16,21 +15,21 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, remembered, whole
 from kexpfam.estimators.density import DensityEstimator
-from kexpfam.jax_settings import double_precision, single_precision
+from kexpfam.jax_settings import single_precision
 from kexpfam.judge.diagnosis import Diagnosis, Measurement
+from kexpfam.model.ensemble import LawDensity
+from kexpfam.model.measures import AbstractMeasure
 from kexpfam.progress import Listener
 
-__all__ = ["FlowDensity", "FlowShape", "SplineFlow", "Training"]
+__all__ = ["FlowLaw", "FlowLosses", "FlowShape", "SplineFlow"]
 
-# Splines bend the line within this many standard deviations and leave it as it is beyond.
+# The splines are the identity beyond this many standard deviations.
 SPLINE_INTERVAL = 5.0
-VALIDATION_SHARE = 0.15
-BATCH_SIZE = 64
 MISSING = 'SplineFlow needs the package flowjax: pip install "kexpfam[flows]".'
 
 
 class FlowShape(NamedTuple):
-    """What the arrays of a flow belong to: from it flowjax builds the rest."""
+    """Sizes of a flow, from which flowjax builds its structure."""
 
     dims: int
     layers: int
@@ -38,43 +37,38 @@ class FlowShape(NamedTuple):
     knots: int
 
 
-class Training(NamedTuple):
-    """The losses (nats per row, standardised units) after each epoch."""
+class FlowLosses(NamedTuple):
+    """Losses after each epoch, in nats per row of the standardised data."""
 
     train: np.ndarray
     validation: np.ndarray
     finished: bool
 
 
-class FlowDensity(eqx.Module):
-    """A flow by its shape and its arrays, so that it can be stored; draws are exact."""
+class FlowLaw(AbstractMeasure):
+    """The law of a flow in model units, stored as its shape and its arrays."""
 
     shape: FlowShape
     arrays: list[np.ndarray]
-    scaling: Scaling
 
-    def log_density(self, targets: np.ndarray, X: None = None) -> np.ndarray:
-        """Return the log density of each row, in the data's own units."""
-        with double_precision():
-            log_density = np.asarray(_log_prob(self._flow(), self.scaling.to_model(targets)))
-        return log_density + self.scaling.log_jacobian(targets)
+    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
+        return _log_prob(self, x)
 
-    def sample(self, count: int, X: None = None, *, key: Key[Array, ""]) -> np.ndarray:
-        """Return draws."""
-        with double_precision():
-            draws = np.asarray(_draw(self._flow(), count, key))
-        return self.scaling.to_data(draws)
+    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+        return self.flow().sample(key, (count,))
 
-    def _flow(self) -> Any:
-        structure, rest = _skeleton(self.shape)
-        return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(array) for array in self.arrays]), rest)
+    def flow(self) -> Any:
+        """Return the flow of flowjax; to be called inside a compiled program, since building it is slow."""
+        arrays, rest = eqx.partition(_new_flow(self.shape, jr.key(0)), eqx.is_array)
+        return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), self.arrays), rest)
 
 
 class SplineFlow(DensityEstimator):
-    r"""Neural spline flow: a standard normal through masked autoregressive rational-quadratic splines (Durkan et al. 2019).
+    r"""Neural spline flow: masked autoregressive rational-quadratic splines (Durkan et al. 2019).
 
-    Maximum likelihood on the standardised data by Adam, stopped when the likelihood of an inner validation part has not risen
-    for ``patience`` epochs; the parameters of its best epoch are kept. Needs flowjax: ``pip install "kexpfam[flows]"``.
+    Maximum likelihood on the standardised data by Adam. Training stops when the validation loss has not
+    fallen for ``patience`` epochs; the parameters of the best epoch are kept. Needs flowjax: ``pip install
+    "kexpfam[flows]"``.
 
     Parameters
     ----------
@@ -82,16 +76,20 @@ class SplineFlow(DensityEstimator):
         Autoregressive layers, knots of each spline, and width of the hidden layer that places them.
     learning_rate : float
         Of Adam.
+    batch_size : int
+        Rows per step.
     max_epochs, patience : int
-        Epochs at most, and without progress.
+        Epochs at most, and epochs without a lower validation loss.
+    validation_share : float
+        Share of the rows that are held out to measure the validation loss.
     random_state : int, RandomState or None
         Same seed, same result.
 
     Attributes
     ----------
-    density_ : FlowDensity
-    training_ : Training
-        The losses after each epoch.
+    density_ : LawDensity
+    training_ : FlowLosses
+        Losses after each epoch.
     n_features_in_ : int
     """
 
@@ -104,59 +102,62 @@ class SplineFlow(DensityEstimator):
         n_knots: int = 12,
         width: int = 32,
         learning_rate: float = 5e-3,
+        batch_size: int = 64,
         max_epochs: int = 300,
         patience: int = 30,
+        validation_share: float = 0.15,
         random_state: Seed = None,
     ) -> None:
         self.n_layers = n_layers
         self.n_knots = n_knots
         self.width = width
         self.learning_rate = learning_rate
+        self.batch_size = batch_size
         self.max_epochs = max_epochs
         self.patience = patience
+        self.validation_share = validation_share
         self.random_state = random_state
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
-        for name in ("n_layers", "n_knots", "width", "max_epochs", "patience"):
+        for name in ("n_layers", "n_knots", "width", "batch_size", "max_epochs", "patience"):
             whole(name, getattr(self, name), 1)
         if not 0.0 < self.learning_rate < np.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}.")
+        if not 0.0 < self.validation_share < 1.0:
+            raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share!r}.")
         check_columns(X, self._names)
-        scaling, shape = (
-            Scaling.plain(X, weight=self._weight),
-            FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots),
-        )
+        scaling = Scaling.plain(X, weight=self._weight)
+        shape = FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots)
         self._training = points = scaling.to_model(X)
         arrays, self.training_ = self._trained(shape, points, key_from(self.random_state))
-        self.density_ = FlowDensity(shape, arrays, scaling)
+        self.density_ = LawDensity(FlowLaw(shape, arrays), scaling)
         return self
 
     def _trained(
         self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]
-    ) -> tuple[list[np.ndarray], Training]:
-        """Return the arrays of the trained flow, and the losses; single precision is enough to train."""
+    ) -> tuple[list[np.ndarray], FlowLosses]:
+        """Return the arrays of the flow, trained in single precision, and the losses."""
         make_key, train_key = jr.split(key)
-        counts = (
-            () if self._weight is None else (jnp.asarray(self._weight / self._weight.mean(), jnp.float32),)
-        )
-        data = (jnp.asarray(points, jnp.float32), *counts)
+        data = [jnp.asarray(points, jnp.float32)]
+        if self._weight is not None:
+            data.append(jnp.asarray(self._weight / self._weight.mean(), jnp.float32))
         with single_precision():
             flow, losses = _flowjax().train.fit_to_data(
                 train_key,
                 _new_flow(shape, make_key),
-                data,
+                tuple(data),
                 loss_fn=None if self._weight is None else _weighted_loss,
                 learning_rate=self.learning_rate,
                 max_epochs=self.max_epochs,
                 max_patience=self.patience,
-                batch_size=BATCH_SIZE,
-                val_prop=VALIDATION_SHARE,
+                batch_size=self.batch_size,
+                val_prop=self.validation_share,
                 show_progress=False,
             )
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(flow, eqx.is_array))]
         arrays = [leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf for leaf in leaves]
         finished = len(losses["val"]) < self.max_epochs
-        return arrays, Training(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
+        return arrays, FlowLosses(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
     @remembered
     def diagnose(self, random_state: Seed = 0) -> Diagnosis:
@@ -164,22 +165,19 @@ class SplineFlow(DensityEstimator):
         check_is_fitted(self, "density_")
         train, validation, finished = self.training_
         best = int(np.argmin(validation))
-        loss = float(validation[best])
+        loss, epoch = float(validation[best]), f"{best + 1} of {len(validation)}"
         text = f"{loss:.4f} nats, {loss - train[best]:+.4f} to training"
-        meaning = "The validation loss may still fall: raise max_epochs."
-        return Diagnosis(
-            [
-                Measurement(
-                    "kept_epoch", best + 1, label="kept epoch", text=f"{best + 1} of {len(validation)}"
-                ),
-                Measurement("validation_loss", loss, label="validation loss", text=text),
-                Measurement("finished", finished, None, "good" if finished else "fair", meaning),
-            ]
+        level, meaning = (
+            "good" if finished else "fair",
+            "The validation loss may still fall: raise max_epochs.",
         )
+        kept = Measurement("kept_epoch", best + 1, label="kept epoch", text=epoch)
+        held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
+        return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
 
 
 def _flowjax() -> Any:
-    """Return flowjax, with the parts that are used; it is slow to import, and not everyone's."""
+    """Return flowjax; the import is slow and the package optional."""
     try:
         import flowjax
         import flowjax.bijections
@@ -209,24 +207,12 @@ def _weighted_loss(
     weight: Float[Array, " b"],
     key: Key[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Return minus the mean log density of a batch, by the rows' weights, which have mean one over all rows."""
+    """Return minus the weighted mean log density of a batch; the weights have mean one over all rows."""
     import paramax  # comes with flowjax
 
     return -jnp.mean(weight * paramax.unwrap(eqx.combine(params, static)).log_prob(x))
 
 
-@functools.lru_cache(maxsize=8)
-def _skeleton(shape: FlowShape) -> tuple[Any, Any]:
-    """Return the structure of a flow's arrays, and everything in it that is not an array."""
-    arrays, rest = eqx.partition(_new_flow(shape, jr.key(0)), eqx.is_array)
-    return jax.tree.structure(arrays), rest
-
-
 @eqx.filter_jit
-def _log_prob(flow: Any, points: Float[AnyArray, "n d"]) -> Float[Array, " n"]:
-    return flow.log_prob(points)
-
-
-@eqx.filter_jit
-def _draw(flow: Any, count: int, key: Key[Array, ""]) -> Float[Array, "n d"]:
-    return flow.sample(key, (count,))
+def _log_prob(law: FlowLaw, points: Float[AnyArray, "*n d"]) -> Float[Array, "*n"]:
+    return law.flow().log_prob(points)

@@ -1,4 +1,4 @@
-"""The kernel exponential family by score matching: no normaliser in the fit, a linear system instead, and chains to draw."""
+"""The kernel exponential family by score matching: a linear system instead of a normaliser, draws by HMC."""
 
 import functools
 from typing import Any, NamedTuple, Self
@@ -10,6 +10,16 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from kexpfam.baselines.derivatives import (
+    Basis,
+    DerivativeSpan,
+    Quadratic,
+    base_scores,
+    fitted_losses,
+    folds_of,
+    full_weights,
+    one_standard_error,
+)
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -26,16 +36,6 @@ from kexpfam.estimators.base import (
     whole,
 )
 from kexpfam.estimators.density import DensityEstimator
-from kexpfam.estimators.derivatives import (
-    Basis,
-    DerivativeSpan,
-    Quadratic,
-    base_scores,
-    fitted_losses,
-    folds_of,
-    full_weights,
-    one_standard_error,
-)
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Solution, Status
 from kexpfam.integrate.nodes import seed_from
@@ -52,28 +52,40 @@ from kexpfam.progress import Listener, Report
 
 __all__ = [
     "ScoreMatchingExpFamily",
+    "ScoreSearch",
     "ScoreSelection",
     "ScoreSettings",
     "ScoreTrial",
 ]
 
 VARIANTS = ("nystrom", "full", "lite")
-# A base whose density does not vanish at its border has no score-matching loss.
+# Score matching needs a base whose density vanishes at infinity.
 SCORE_BASES = ("gaussian", "mixture")
-FOLDS = 5
-# Length scales are tried in units of the median distance.
-LENGTHSCALES = 2.0 ** np.arange(-4.5, 1.1, 0.5)
-PENALTIES = 10.0 ** np.arange(1.0, -9.1, -0.5)
-# Functions in the basis of a fit where the number of centres is left open, and while settings are ranked.
-MOST_FUNCTIONS, RANKING_FUNCTIONS = 1000, 500
-# Rows of the linear system of the full solution: 6,000 take 300 MB and minutes.
-MOST_EQUATIONS = 6000
-# Steps of HMC behind every plain draw.
-CHAIN_STEPS = 10
+
+
+class ScoreSearch(eqx.Module):
+    """Settings of the search for length scale and penalty.
+
+    Parameters
+    ----------
+    folds : int
+        Folds of the cross-validation.
+    lengthscales : tuple of float
+        Candidates, in units of the median distance.
+    penalties : tuple of float
+        Candidates, from large to small.
+    functions : int
+        Functions in the basis while candidates are compared.
+    """
+
+    folds: int = 5
+    lengthscales: tuple[float, ...] = tuple(2.0 ** np.arange(-4.5, 1.1, 0.5))
+    penalties: tuple[float, ...] = tuple(10.0 ** np.arange(1.0, -9.1, -0.5))
+    functions: int = 500
 
 
 class ScoreSettings(NamedTuple):
-    """What a fit needs; length scales are in model units, and without a condition it has none."""
+    """Length scales in model units, and the penalty."""
 
     condition_lengthscale: np.ndarray
     lengthscale: np.ndarray
@@ -81,7 +93,7 @@ class ScoreSettings(NamedTuple):
 
 
 class ScoreTrial(NamedTuple):
-    """One setting, its cross-validated score-matching loss (lower is better) and that loss's standard error."""
+    """Candidate settings with their cross-validated score-matching loss and its standard error."""
 
     condition_lengthscale: tuple[float, ...]
     lengthscale: float
@@ -91,7 +103,7 @@ class ScoreTrial(NamedTuple):
 
 
 class ScoreSelection(eqx.Module):
-    """The settings, the trial that won them (none if the user fixed them all), and every trial on the way."""
+    """The settings, their trial (None if the caller gave all settings), and all trials."""
 
     settings: ScoreSettings
     chosen: ScoreTrial | None
@@ -106,66 +118,82 @@ def trials_of(
     weight: np.ndarray | None = None,
 ) -> list[ScoreTrial]:
     """Return one trial per penalty from a table of losses, (folds or rows, penalties)."""
-    scales, errors = (
-        tuple(map(float, condition_lengthscale)),
-        [standard_error(column, weight) for column in table.T],
-    )
+    scales = tuple(map(float, condition_lengthscale))
+    errors = [standard_error(column, weight) for column in table.T]
     numbers = zip(penalties.tolist(), weighted_mean(table, weight).tolist(), errors, strict=True)
     return [ScoreTrial(scales, float(lengthscale), *row) for row in numbers]
+
+
+def check_equations(rows: int, columns: int, most: Any, advice: str) -> None:
+    """Raise if the linear system is larger than ``max_equations``."""
+    if rows * columns > whole("max_equations", most, 1):
+        raise ValueError(
+            f"score matching solves rows * columns = {rows * columns:,} equations here, more than "
+            f"max_equations={most:,}: {advice}."
+        )
 
 
 def score_base(
     given: str | AbstractMeasure, sample: Sample, mixture: AbstractMeasure, width: float
 ) -> AbstractMeasure:
-    """Return the base measure: the one given, the mixture, or a normal ``width`` times as wide as the targets."""
+    """Return the given base, the mixture, or a normal ``width`` times as wide as the targets."""
     if isinstance(given, AbstractMeasure):
         return given
-    points = np.asarray(sample.target)
-    return (
-        mixture if given == "mixture" else measures.Gaussian.fitted(points, width=width, weight=sample.weight)
-    )
+    if given == "mixture":
+        return mixture
+    return measures.Gaussian.fitted(np.asarray(sample.target), width=width, weight=sample.weight)
 
 
 class ScoreMatchingExpFamily(DensityEstimator):
-    r"""TiltedDensity :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in a Gaussian RKHS, by score matching.
+    r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in a Gaussian RKHS, by score matching.
 
-    f minimises the empirical Fisher divergence, which knows no normaliser,
+    f minimises the empirical Fisher divergence, which does not depend on the normaliser,
 
-    .. math:: J(f) = \tfrac12 \langle f, C f \rangle + \langle f, \delta \rangle + \tfrac{\eta}{2} |f|^2, \quad
+    .. math:: J(f) = \tfrac12 \langle f, C f \rangle + \langle f, \delta \rangle
+        + \tfrac{\eta}{2} |f|^2, \quad
         C = \frac1n \sum_{ij} \partial_j k(x_i, \cdot) \otimes \partial_j k(x_i, \cdot), \quad
-        \delta = \frac1n \sum_{ij} \big( \partial_j k(x_i, \cdot)\, \partial_j \log p_0(x_i) + \partial_j^2 k(x_i, \cdot) \big),
+        \delta = \frac1n \sum_{ij} \big( \partial_j k(x_i, \cdot)\, \partial_j \log p_0(x_i)
+        + \partial_j^2 k(x_i, \cdot) \big),
 
-    so that f solves :math:`(C + \eta I) f = -\delta`. Score matching hardly sees how mass is shared between separate modes.
+    so that f solves :math:`(C + \eta I) f = -\delta`. The loss hardly depends on
+    the shares of separate modes.
 
     Parameters
     ----------
     variant : {"nystrom", "full", "lite"}
-        f in the span of the kernel's derivatives at some centres (Sutherland et al. 2018), the solution over the whole RKHS
-        (Sriperumbudur et al. 2017), or f in the span of kernels at some centres (Strathmann et al. 2015).
+        f in the span of the kernel's derivatives at some centres (Sutherland et al. 2018), in the whole RKHS
+        (Sriperumbudur et al. 2017), or in the span of kernels at some centres (Strathmann et al. 2015).
     lengthscale : float, array of shape (n_features,) or None
         In units of the standardised data; None chooses one number by the cross-validated score-matching loss.
     rkhs_penalty : float or None
         The weight of ``|f|^2 / 2``; None chooses it likewise.
     n_centres : int or None
-        Number of centres of "nystrom" and "lite"; None is as many as make a basis of 1,000 functions.
+        Number of centres of "nystrom" and "lite"; None makes a basis of ``max_functions`` functions.
     base : {"mixture", "gaussian"} or measure
-        The base measure p0. A mixture settles the shares of the modes, to which the loss is blind: from a normal base they
-        can come out nats wrong. A measure given as an object is in units of the standardised data.
+        The base measure p0. The mixture determines the shares of the modes; from a normal base they can be
+        wrong by nats. A measure given as an object is in units of the standardised data.
     normaliser : {"auto", "quadrature", "importance", "smc"}
         How ``log Z`` is computed after the fit.
+    search : ScoreSearch or None
+        Settings of the search for what is left at None.
+    max_functions : int
+        Functions in the basis of "nystrom" and "lite" if ``n_centres`` is None.
+    max_equations : int
+        Rows times columns of "full" at most: 6,000 equations take 300 MB and minutes.
+    chain_steps : int
+        HMC steps of each draw of ``sample`` with ``refine=0``.
     random_state : int, RandomState or None
         Same seed, same result.
     progress : bool or callable
-        ``True`` draws a progress bar; a callable gets a ``Report`` after each length scale that was tried.
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each length scale.
 
     Attributes
     ----------
     density_ : TiltedDensity
-        The fitted density, independent of how it was fitted.
     solution_ : Solution
         f, and the mixture where chains start.
     selection_ : ScoreSelection
-        The chosen settings and every setting tried.
+        The chosen settings and all trials.
     n_features_in_ : int
 
     Examples
@@ -189,6 +217,10 @@ class ScoreMatchingExpFamily(DensityEstimator):
         n_centres: int | None = None,
         base: str | AbstractMeasure = "mixture",
         normaliser: str = "auto",
+        search: ScoreSearch | None = None,
+        max_functions: int = 1000,
+        max_equations: int = 6000,
+        chain_steps: int = 10,
         random_state: Seed = None,
         progress: bool | Listener = False,
     ) -> None:
@@ -198,6 +230,10 @@ class ScoreMatchingExpFamily(DensityEstimator):
         self.n_centres = n_centres
         self.base = base
         self.normaliser = normaliser
+        self.search = search
+        self.max_functions = max_functions
+        self.max_equations = max_equations
+        self.chain_steps = chain_steps
         self.random_state = random_state
         self.progress = progress
 
@@ -220,11 +256,11 @@ class ScoreMatchingExpFamily(DensityEstimator):
         return self
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
-        """Return draws of shape (n_samples, n_features), each from a chain of HMC of its own.
+        """Return draws of shape (n_samples, n_features), each from its own HMC chain.
 
-        ``refine=0`` starts the chains at training points, as users of score matching do: between modes that no chain
-        crosses, the data's shares remain. ``refine=k`` starts them at draws of a mixture that are resampled by importance
-        weight, so that modes have their shares in the fitted density, and takes k steps.
+        ``refine=0`` starts the chains at training points, so that modes keep the data's shares. ``refine=k``
+        starts them at importance-resampled draws of a mixture, so that modes have the shares of the fitted
+        density, and takes k steps.
         """
         check_is_fitted(self, "density_")
         if refine:
@@ -233,18 +269,16 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
         count = whole("n_samples", n_samples, 1)
         start_key, tune_key, move_key = jr.split(key_from(random_state), 3)
-        # Every training point starts as many chains as any other, up to one.
-        order = np.asarray(jr.permutation(start_key, len(self._training)))
-        places = (
-            order[np.arange(count) % len(order)]
-            if self._weight is None
-            else self._sample.drawn(count, key=start_key)
-        )
-        starts = self._training[np.asarray(places)]
-        draws = walked(self.density_.tilt, starts, np.zeros((count, 0)), CHAIN_STEPS, tune_key, move_key)
-        return self._rows_like(
-            None, self.density_.scaling.to_data(draws), self._names or numbered(draws.shape[1])
-        )
+        if self._weight is None:
+            # The numbers of chains that start at two training points differ by at most one.
+            order = np.asarray(jr.permutation(start_key, len(self._training)))
+            places = order[np.arange(count) % len(order)]
+        else:
+            places = np.asarray(self._sample.drawn(count, key=start_key))
+        conditions, steps = np.zeros((count, 0)), whole("chain_steps", self.chain_steps, 1)
+        draws = walked(self.density_.tilt, self._training[places], conditions, steps, tune_key, move_key)
+        names = self._names or numbered(draws.shape[1])
+        return self._rows_like(None, self.density_.scaling.to_data(draws), names)
 
     @remembered
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
@@ -259,28 +293,19 @@ class ScoreMatchingExpFamily(DensityEstimator):
         )
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
-        starts, meaning = "good", "Chains start near the density."
+        level, meaning = "good", "Chains start near the density."
         if fit.share < RESAMPLING_SHARE:
-            starts = "poor"
-            meaning = (
-                "Chains start far from the density: draws may weigh its modes wrongly. Raise rkhs_penalty."
-            )
-        # The solution is in closed form and draws are refined: the other levels do not depend on the sampler.
+            level = "poor"
+            meaning = "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty."
+        text, share = f"{loss:.4f} in training, {held_out}", f"{fit.share:.0%}"
+        # f is exact and draws are refined: no level depends on the sampler.
         return Diagnosis(
             [
                 measure_status(self.solution_.status, label=""),
-                Measurement(
-                    "loss", loss, label="score-matching loss", text=f"{loss:.4f} in training, {held_out}"
-                ),
+                Measurement("loss", loss, label="score-matching loss", text=text),
                 measure_log_partition(density.log_partition),
                 Measurement(
-                    "effective_share",
-                    fit.share,
-                    None,
-                    starts,
-                    meaning,
-                    "effective share of starts",
-                    f"{fit.share:.0%}",
+                    "effective_share", fit.share, None, level, meaning, "effective share of starts", share
                 ),
             ]
         )
@@ -298,11 +323,9 @@ class ScoreMatchingExpFamily(DensityEstimator):
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if self.n_centres is not None:
             whole("n_centres", self.n_centres, 1)
-        if self.variant == "full" and rows * width > MOST_EQUATIONS:
-            raise ValueError(
-                f"variant='full' solves a system of rows * columns = {rows * width:,} equations, and {MOST_EQUATIONS:,} is the "
-                "most it takes on: use variant='nystrom'."
-            )
+        whole("max_functions", self.max_functions, 2)
+        if self.variant == "full":
+            check_equations(rows, width, self.max_equations, "use variant='nystrom'")
 
     def _basis(self, points: np.ndarray, lengthscale: np.ndarray, count: int, seed: int) -> Basis:
         build = Basis.of_values if self.variant == "lite" else Basis.of_derivatives
@@ -310,7 +333,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         return build(Gaussian(lengthscale), distinct[spread_rows(distinct, count, seed=seed)])
 
     def _centres(self, width: int, functions: int) -> int:
-        """Return the number of centres that make a basis of so many functions."""
+        """Return the number of centres of a basis with this number of functions."""
         return max(2, functions if self.variant == "lite" else functions // (width + 1))
 
     def _solve(self, points: np.ndarray, base: AbstractMeasure, seed: int) -> Tilt:
@@ -321,7 +344,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
             span = DerivativeSpan(Gaussian(lengthscale), points)
             weights = full_weights(span.kernel, Gaussian(1.0), self._sample, scores, penalty).ravel()
             return Tilt(FeatureSpace(Constant(), span), weights, base)
-        count = self.n_centres or self._centres(points.shape[1], MOST_FUNCTIONS)
+        count = self.n_centres or self._centres(points.shape[1], self.max_functions)
         basis = self._basis(points, lengthscale, count, seed)
         weights = basis.weights(basis.quadratic(points, scores, self._weight).path(np.array([penalty]))[:, 0])
         return Tilt(FeatureSpace(Constant(), basis.span), weights, base)
@@ -329,28 +352,30 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def _select(
         self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None
     ) -> ScoreSelection:
-        width, nothing = points.shape[1], np.zeros(0)
+        width, nothing, search = points.shape[1], np.zeros(0), self.search or ScoreSearch()
         shape = np.ones(width) * (1.0 if self.lengthscale is None else np.asarray(self.lengthscale, float))
         if self.lengthscale is not None and self.rkhs_penalty is not None:
             return ScoreSelection(ScoreSettings(nothing, shape, float(self.rkhs_penalty)), None, [])
-        factors = LENGTHSCALES * median_distance(points) if self.lengthscale is None else np.ones(1)
-        penalties = PENALTIES if self.rkhs_penalty is None else np.array([float(self.rkhs_penalty)])
-        sample, scores, folds = self._sample, base_scores(base, points), folds_of(points, FOLDS, seed=seed)
+        scales = np.array(search.lengthscales) * median_distance(points)
+        factors = scales if self.lengthscale is None else np.ones(1)
+        penalties = np.array(search.penalties if self.rkhs_penalty is None else [float(self.rkhs_penalty)])
+        sample, scores = self._sample, base_scores(base, points)
+        folds = folds_of(points, search.folds, seed=seed)
         tables, paths = [], []
-        # Products of small matrices: waking a second thread for each costs more than it saves.
+        # One BLAS thread: the matrices are too small for several.
         with threadpool_limits(limits=1, user_api="blas"):
             for step, factor in enumerate(factors):
-                basis = self._basis(points, factor * shape, self._centres(width, RANKING_FUNCTIONS), seed)
+                basis = self._basis(points, factor * shape, self._centres(width, search.functions), seed)
                 tables.append(fold_losses(basis, sample, scores, folds, penalties))
                 paths.append(trials_of(nothing, factor * shape.min(), penalties, tables[-1]))
                 if listener is not None:
                     smallest = min(trial.loss for path in paths for trial in path)
                     listener(Report("selection", step + 1, len(factors), {"score": -smallest}))
         places = [one_standard_error(table) for table in tables]
-        # The loss hardly sees f away from the data; of scales that it cannot tell apart, the shortest leaves f least there.
-        best = one_standard_error(
-            np.stack([table[:, place] for table, place in zip(tables, places, strict=True)], 1)
-        )
+        # The loss hardly depends on f away from the data; of equivalent scales the shortest makes f smallest
+        # there.
+        columns = [table[:, place] for table, place in zip(tables, places, strict=True)]
+        best = one_standard_error(np.stack(columns, 1))
         chosen = paths[best][places[best]]
         settings = ScoreSettings(nothing, factors[best] * shape, chosen.rkhs_penalty)
         return ScoreSelection(settings, chosen, [trial for path in paths for trial in path])
@@ -360,10 +385,7 @@ def fold_losses(
     basis: Basis, sample: Sample, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray
 ) -> np.ndarray:
     """Return the mean loss on each fold of the fit to the others, (folds, penalties)."""
-    kept = [sample.rows(fold) for fold in folds]
-    parts = [
-        basis.quadratic(part.target, scores[fold], part.weight)
-        for part, fold in zip(kept, folds, strict=True)
-    ]
+    held_out = ((sample.rows(fold), scores[fold]) for fold in folds)
+    parts = [basis.quadratic(part.target, slopes, part.weight) for part, slopes in held_out]
     whole = functools.reduce(Quadratic.plus, parts)
     return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])

@@ -13,10 +13,11 @@ from sklearn.neighbors import KernelDensity as PlainKernelDensity
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
+from kexpfam.baselines import mixture_density
+from kexpfam.baselines.grid_search import GridSearch, deal
+from kexpfam.baselines.kernel_density import BANDWIDTHS, KernelDensity, held_out_losses
 from kexpfam.data.columns import TiesWarning
 from kexpfam.datasets import two_moons
-from kexpfam.estimators import kernel_density
-from kexpfam.estimators.kernel_density import BANDWIDTHS, GridSearch, KernelDensity, deal, held_out_losses
 from kexpfam.judge.diagnosis import verdict_of
 
 ROWS, DRAWS = 120, 4000
@@ -53,34 +54,37 @@ def test_the_density_integrates_to_one(model, moons):
 
 def test_the_search_is_scikit_learns(moons):
     z, grid = (moons - moons.mean(0)) / moons.std(0), BANDWIDTHS[20:50:6]
-    losses = held_out_losses(z, grid, np.random.default_rng(3))
-    folds = PredefinedSplit(deal(ROWS, np.random.default_rng(3)))
-    search = GridSearchCV(PlainKernelDensity(), {"bandwidth": grid}, cv=folds).fit(z)
+    fold = deal(ROWS, 5, np.random.default_rng(3))
+    losses = held_out_losses(z, grid, fold, np.arange(ROWS))
+    search = GridSearchCV(PlainKernelDensity(), {"bandwidth": grid}, cv=PredefinedSplit(fold)).fit(z)
     # scikit-learn's score is a sum over the rows of a fold, and all folds have the same size.
     np.testing.assert_allclose(losses, -search.cv_results_["mean_test_score"] * 5 / ROWS, rtol=1e-6)
 
 
 def test_the_search_does_not_depend_on_the_chunks(moons):
-    losses = held_out_losses(moons, BANDWIDTHS[::10], np.random.default_rng(0))
-    with with_constants(kernel_density, CHUNK_NUMBERS=7 * ROWS):
-        again = held_out_losses(moons, BANDWIDTHS[::10], np.random.default_rng(0))
+    fold = deal(ROWS, 5, np.random.default_rng(0))
+    losses = held_out_losses(moons, BANDWIDTHS[::10], fold, np.arange(ROWS))
+    with with_constants(mixture_density, CHUNK_NUMBERS=7 * ROWS):
+        again = held_out_losses(moons, BANDWIDTHS[::10], fold, np.arange(ROWS))
     np.testing.assert_allclose(losses, again, rtol=1e-12)
 
 
 def test_a_part_of_many_rows_is_held_out(moons):
-    with with_constants(kernel_density, MOST_HELD_OUT=30):
-        part = held_out_losses(moons, BANDWIDTHS[36:46], np.random.default_rng(0))
-    whole = held_out_losses(moons, BANDWIDTHS[36:46], np.random.default_rng(0))
-    assert not np.array_equal(part, whole)
+    losses = lambda most: (
+        KernelDensity(bandwidth=BANDWIDTHS[36:46], held_out_rows=most, random_state=0)
+        .fit(moons)
+        .selection_.losses
+    )
+    assert not np.array_equal(losses(30), losses(ROWS))
     # The spread of a log density over rows is about 1 nat.
-    np.testing.assert_allclose(part, whole, atol=4 / np.sqrt(30))
+    np.testing.assert_allclose(losses(30), losses(ROWS), atol=4 / np.sqrt(30))
 
 
 def test_the_chosen_bandwidth_has_the_smallest_loss(model):
     search = model.selection_
     assert search.losses.shape == BANDWIDTHS.shape
     assert search.chosen["bandwidth"] == BANDWIDTHS[np.argmin(search.losses)]
-    assert model.density_.bandwidth == search.chosen["bandwidth"]
+    assert model.density_.width == search.chosen["bandwidth"]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,15 @@ def test_a_choice_at_the_end_of_the_grid_is_said(losses, edge, verdict):
     assert verdict_of(search.measurements()) == verdict
 
 
+def test_of_given_candidates_one_is_chosen(moons):
+    search = KernelDensity(bandwidth=[0.1, 0.3, 2.0], folds=3, random_state=0).fit(moons).selection_
+    assert search.losses.shape == (3,)
+    assert search.chosen["bandwidth"] == [0.1, 0.3, 2.0][search.losses.argmin()]
+
+
 def test_a_given_bandwidth_is_used(moons):
     model = KernelDensity(bandwidth=0.3).fit(moons)
-    assert model.density_.bandwidth == 0.3
+    assert model.density_.width == 0.3
     assert model.selection_.on_edge == ()
 
 
@@ -102,7 +112,7 @@ def test_a_given_bandwidth_is_used(moons):
 def test_draws_have_the_moments_of_the_density(model, moons, seed):
     draws = model.sample(DRAWS, random_state=seed)
     assert draws.shape == (DRAWS, 2)
-    spread = 1.0 + model.density_.bandwidth**2
+    spread = 1.0 + model.density_.width**2
     error = np.sqrt(spread) * moons.std(0) / np.sqrt(DRAWS)
     assert np.all(np.abs(draws.mean(0) - moons.mean(0)) < 5 * error)
     np.testing.assert_allclose(draws.var(0), spread * moons.var(0), rtol=5 * np.sqrt(2 / DRAWS))
@@ -117,7 +127,7 @@ def test_far_points_have_a_low_finite_log_density(model):
 
 
 def test_units_and_order_of_rows_are_those_of_the_data(model, moons):
-    scaled = KernelDensity(bandwidth=model.density_.bandwidth).fit(10.0 * moons[::-1] + 5.0)
+    scaled = KernelDensity(bandwidth=model.density_.width).fit(10.0 * moons[::-1] + 5.0)
     np.testing.assert_allclose(
         scaled.score_samples(10.0 * moons + 5.0), model.score_samples(moons) - 2 * np.log(10.0)
     )
@@ -146,7 +156,7 @@ def test_the_diagnosis_reads_as_a_verdict(model):
     assert "bandwidth" in text
 
 
-@pytest.mark.parametrize("bandwidth", [0.0, -1.0, np.inf, np.nan, [0.1, 0.2]])
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, np.inf, np.nan, [], [0.1, -0.2], [[0.1]], "wide"])
 def test_senseless_bandwidths_are_refused(moons, bandwidth):
     with pytest.raises(ValueError, match="bandwidth must be a positive finite number"):
         KernelDensity(bandwidth=bandwidth).fit(moons)

@@ -10,8 +10,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import kexpfam
+from kexpfam.baselines.flow import FlowLosses, SplineFlow
 from kexpfam.datasets import two_moons
-from kexpfam.estimators.flow import SplineFlow, Training
 
 ROWS = 80
 SMALL = {
@@ -95,7 +95,6 @@ def test_far_points_have_a_low_finite_log_density(model):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("dims", [1, 3])
 def test_any_number_of_columns_will_do(moons, dims):
     data = np.random.default_rng(0).normal(size=(40, dims))
@@ -111,7 +110,7 @@ def test_the_diagnosis_says_whether_training_had_ended(model, finished, verdict)
     copy = clone(model)
     copy.density_, copy.training_ = (
         model.density_,
-        Training(np.array([2.0, 1.0]), np.array([2.5, 1.5]), finished),
+        FlowLosses(np.array([2.0, 1.0]), np.array([2.5, 1.5]), finished),
     )
     assert copy.diagnose().verdict == verdict
     assert "kept epoch:                 2 of 2" in str(copy.diagnose())
@@ -123,6 +122,7 @@ def test_the_diagnosis_says_whether_training_had_ended(model, finished, verdict)
         ({"n_layers": 0}, "n_layers must be"),
         ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"patience": 1.5}, "patience must"),
+        ({"validation_share": 1.0}, "validation_share must"),
     ],
 )
 def test_senseless_settings_are_refused(moons, changes, message):

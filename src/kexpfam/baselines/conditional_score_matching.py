@@ -4,11 +4,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+import equinox as eqx
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from kexpfam.baselines.derivatives import (
+    DerivativeSpan,
+    ValueSpan,
+    base_scores,
+    derivative_gram,
+    folds_of,
+    full_path,
+    full_weights,
+    losses,
+    one_standard_error,
+)
+from kexpfam.baselines.score_matching import (
+    SCORE_BASES,
+    ScoreSelection,
+    ScoreSettings,
+    ScoreTrial,
+    check_equations,
+    score_base,
+    trials_of,
+)
 from kexpfam.data.columns import check_targets
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -23,25 +44,6 @@ from kexpfam.estimators.base import (
     warn_of_uncertain_normaliser,
 )
 from kexpfam.estimators.conditional import ConditionalEstimator
-from kexpfam.estimators.derivatives import (
-    DerivativeSpan,
-    ValueSpan,
-    base_scores,
-    derivative_gram,
-    folds_of,
-    full_path,
-    full_weights,
-    losses,
-    one_standard_error,
-)
-from kexpfam.estimators.score_matching import (
-    SCORE_BASES,
-    ScoreSelection,
-    ScoreSettings,
-    ScoreTrial,
-    score_base,
-    trials_of,
-)
 from kexpfam.fit.convex import best_sampler
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.mixture import best_mixture
@@ -55,23 +57,44 @@ from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener, Report
 
-__all__ = ["ConditionalScoreMatching"]
+__all__ = ["ConditionalScoreMatching", "WalkSearch"]
 
-FOLDS = 10
-# Settings are ranked on this many rows at most.
-MOST_ROWS = 300
-# Rows times columns of the target: the system and the weights take 16 bytes for each pair.
-MOST_EQUATIONS = 4500
-PENALTIES = 10.0 ** np.arange(1.0, -6.1, -0.5)
-# Length scales as powers of two: of the condition in median distances, of the target in standard deviations. Shorter ones of
-# the target chase ties, longer ones make f a polynomial whose tails outgrow the base.
-CONDITION_POWERS, SEPARATE_POWERS, TARGET_POWERS = (-4.0, 4.0), (-5.0, 5.0), (-1.0, 2.0)
-STRIDES, MOST_ROUNDS, SEPARATE_ROUNDS = (1.0, 0.5), 4, 2
-# A step of the walk must gain this many standard errors of the difference; a length scale of its own, that many.
-WALK_ERRORS, SEPARATE_ERRORS = 0.5, 1.0
-LEAST_GAIN = 1e-4
-# In standard deviations of the target. Where nothing was learned f is 0, and far targets must be possible there.
-BASE_WIDTH = 1.5
+
+class WalkSearch(eqx.Module):
+    """Settings of the search for length scales and penalty, by coordinate ascent over powers of two.
+
+    Parameters
+    ----------
+    folds, rows : int
+        Folds of the cross-validation, and rows in it at most.
+    penalties : tuple of float
+        Candidates, from large to small.
+    condition_powers, separate_powers, target_powers : tuple of float
+        Bounds of the exponents: of all inputs and of one input, in median distances, and of the target, in
+        standard deviations. Shorter scales of the target fit ties; with longer ones the tails of f outgrow
+        the base.
+    strides : tuple of float
+        Steps of the exponents, one pass each.
+    rounds, separate_rounds : int
+        Rounds over the coordinates at most: per stride, and over the separate length scales of the inputs.
+    errors, separate_errors : float
+        A step must lower the loss by this many standard errors of the difference.
+    least_gain : float
+        And by this much.
+    """
+
+    folds: int = 10
+    rows: int = 300
+    penalties: tuple[float, ...] = tuple(10.0 ** np.arange(1.0, -6.1, -0.5))
+    condition_powers: tuple[float, float] = (-4.0, 4.0)
+    separate_powers: tuple[float, float] = (-5.0, 5.0)
+    target_powers: tuple[float, float] = (-1.0, 2.0)
+    strides: tuple[float, ...] = (1.0, 0.5)
+    rounds: int = 4
+    separate_rounds: int = 2
+    errors: float = 0.5
+    separate_errors: float = 1.0
+    least_gain: float = 1e-4
 
 
 class _Visit(NamedTuple):
@@ -79,54 +102,52 @@ class _Visit(NamedTuple):
     rows: np.ndarray
     weight: np.ndarray | None
 
-    def beats(self, other: "_Visit", errors: float) -> bool:
+    def beats(self, other: "_Visit", errors: float, least: float) -> bool:
         gains = other.rows - self.rows
-        return bool(
-            weighted_mean(gains, self.weight) > LEAST_GAIN + errors * standard_error(gains, self.weight)
-        )
+        return bool(weighted_mean(gains, self.weight) > least + errors * standard_error(gains, self.weight))
 
 
 @dataclass
 class _Walk:
-    """A walk over powers of two, one axis at a time, with the whole path of penalties at every place."""
+    """Coordinate ascent over powers of two, with the whole path of penalties at every place."""
 
     sample: Sample
     scores: np.ndarray
     condition_lengthscale: np.ndarray | None
     lengthscale: float | None
     penalties: np.ndarray
+    search: WalkSearch
     seed: int
     report: Listener | None
     trials: list[ScoreTrial] = field(default_factory=list)
     grams: dict[float, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.folds = folds_of(self.sample.target, FOLDS, seed=self.seed)
+        self.folds = folds_of(self.sample.target, self.search.folds, seed=self.seed)
         self.unit = median_distance(self.sample.condition)
 
     def run(self) -> ScoreTrial:
-        """Return the best trial, with a length scale of its own for each input where that is worth it."""
-        places, power = np.zeros(self.sample.condition.shape[1]), 0.0
+        """Return the best trial, with separate length scales of the inputs where they lower the loss."""
+        search, places, power = self.search, np.zeros(self.sample.condition.shape[1]), 0.0
         best = self.visit(places, power)
-        for stride in STRIDES:
-            for _ in range(MOST_ROUNDS):
+        for stride in search.strides:
+            for _ in range(search.rounds):
                 start = best
                 if self.lengthscale is None:
-                    power, best = self._along(
-                        power, stride, TARGET_POWERS, lambda p, q=places: (q, p), best, WALK_ERRORS
-                    )
+                    target = lambda p, q=places: (q, p)
+                    limits, errors = search.target_powers, search.errors
+                    power, best = self._along(power, stride, limits, target, best, errors)
                 if self.condition_lengthscale is None:
                     common = lambda p, q=places, r=power: (q + p, r)
-                    shift, best = self._along(0.0, stride, self._room(places), common, best, WALK_ERRORS)
+                    low, high = search.condition_powers
+                    limits = (low - places.min(), high - places.max())
+                    shift, best = self._along(0.0, stride, limits, common, best, search.errors)
                     places = places + shift
                 if best is start:
                     break
         if self.condition_lengthscale is None and len(places) > 1:
             best = self._separated(places, power, best)
         return best.trial
-
-    def _room(self, places: np.ndarray) -> tuple[float, float]:
-        return CONDITION_POWERS[0] - places.min(), CONDITION_POWERS[1] - places.max()
 
     def _along(
         self,
@@ -137,28 +158,31 @@ class _Walk:
         best: _Visit,
         errors: float,
     ) -> tuple[float, _Visit]:
-        """Walk up, then down, as long as it gains; return where that leads and what was found there."""
+        """Step up, then down, while the loss falls; return the exponent and the visit there."""
         for direction in (stride, -stride):
             while limits[0] <= power + direction <= limits[1]:
                 candidate = self.visit(*place(power + direction))
-                if not candidate.beats(best, errors):
+                if not candidate.beats(best, errors, self.search.least_gain):
                     break
                 power, best = power + direction, candidate
         return power, best
 
     def _separated(self, places: np.ndarray, power: float, best: _Visit) -> _Visit:
-        for _ in range(SEPARATE_ROUNDS):
+        """Return the best visit with a separate length scale for each input."""
+        search = self.search
+        for _ in range(search.separate_rounds):
             start = best
             for j, axis in enumerate(np.eye(len(places))):
                 one = lambda p, q=places, e=axis, j=j: (q + (p - q[j]) * e, power)
-                there, best = self._along(places[j], STRIDES[0], SEPARATE_POWERS, one, best, SEPARATE_ERRORS)
+                limits, errors = search.separate_powers, search.separate_errors
+                there, best = self._along(places[j], search.strides[0], limits, one, best, errors)
                 places = places + (there - places[j]) * axis
             if best is start:
                 break
         return best
 
     def visit(self, places: np.ndarray, power: float) -> _Visit:
-        """Return the trial of the one-standard-error rule among the penalties, and the held-out loss of each row."""
+        """Return the trial of the one-standard-error rule among the penalties, and its loss in each row."""
         given, sample = self.condition_lengthscale, self.sample
         scales = self.unit * 2.0**places if given is None else np.broadcast_to(given, places.shape)
         lengthscale = 2.0**power if self.lengthscale is None else self.lengthscale
@@ -170,9 +194,8 @@ class _Walk:
         path = trials_of(scales, lengthscale, self.penalties, table, weight)
         self.trials += path
         if self.report is not None:
-            self.report(
-                Report("selection", len(self.trials), 0, {"score": -min(trial.loss for trial in self.trials)})
-            )
+            smallest = min(trial.loss for trial in self.trials)
+            self.report(Report("selection", len(self.trials), 0, {"score": -smallest}))
         chosen = one_standard_error(table, weight)
         return _Visit(path[chosen], table[:, chosen], weight)
 
@@ -196,39 +219,46 @@ def fold_losses(
 
 
 class ConditionalScoreMatching(ConditionalEstimator):
-    r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))` by score matching in y (Arbel and Gretton 2018).
+    r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))` by score matching in y.
 
     f lies in the RKHS of the product of Gaussian kernels :math:`k(x, x') k(y, y')` and minimises
 
-    .. math:: J(f) = \frac1n \sum_{ij} \Big( \tfrac12 (\partial_{y_j} f)^2 + \partial_{y_j} f\, \partial_j \log p_0(y_i)
+    .. math:: J(f) = \frac1n \sum_{ij} \Big( \tfrac12 (\partial_{y_j} f)^2 + \partial_{y_j} f\,
+        \partial_j \log p_0(y_i)
         + \partial_{y_j}^2 f \Big)(x_i, y_i) + \tfrac{\eta}{2} |f|^2
 
-    exactly: a linear system of rows times columns of y. Several columns of y are matched jointly, where the paper takes one
-    factor per column. Everything left at ``None`` is chosen by the cross-validated loss, with equal targets in one fold.
+    exactly: a linear system of rows times columns of y (Arbel and Gretton 2018). Several columns of y are
+    matched jointly; the paper has one factor per column. Settings left at ``None`` are chosen by the
+    cross-validated loss, with equal targets in one fold.
 
     Parameters
     ----------
     condition_lengthscale : float, array of shape (n_features,) or None
-        Length scales of x, in units of the standardised data; large ones say that an input matters little.
+        Length scales of x, in units of the standardised data; an infinite one removes an input.
     lengthscale : float or None
         Length scale of y, in units of the standardised target.
     rkhs_penalty : float or None
         The weight of ``|f|^2 / 2``.
     base : {"gaussian", "mixture"} or measure
-        The base measure p0 on targets; "gaussian" is 1.5 times as wide as the targets.
+        The base measure p0 of the targets.
+    base_width : float
+        Width of the Gaussian base, in standard deviations of the target; f is 0 far from the data.
+    search : WalkSearch or None
+        Settings of the search for what is left at None.
+    max_equations : int
+        Rows times columns of y at most; system and weights take 16 bytes for each pair.
     random_state : int, RandomState or None
         Same seed, same result.
     progress : bool or callable
-        ``True`` draws a progress bar; a callable gets a ``Report`` after each setting that was tried.
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each trial.
 
     Attributes
     ----------
     density_ : TiltedDensity
-        The fitted density, independent of how it was fitted.
     solution_ : Solution
-        f, and a sampler: the density's own cells on a grid, or a mixture network for y of more than two columns.
+        f, and a sampler: the cells of a grid, or a mixture network for y of more than two columns.
     selection_ : ScoreSelection
-        The chosen settings and every setting tried.
+        The chosen settings and all trials.
     n_features_in_ : int
 
     Examples
@@ -251,6 +281,9 @@ class ConditionalScoreMatching(ConditionalEstimator):
         lengthscale: float | None = None,
         rkhs_penalty: float | None = None,
         base: str | AbstractMeasure = "gaussian",
+        base_width: float = 1.5,
+        search: WalkSearch | None = None,
+        max_equations: int = 4500,
         random_state: Seed = None,
         progress: bool | Listener = False,
     ) -> None:
@@ -258,27 +291,30 @@ class ConditionalScoreMatching(ConditionalEstimator):
         self.lengthscale = lengthscale
         self.rkhs_penalty = rkhs_penalty
         self.base = base
+        self.base_width = base_width
+        self.search = search
+        self.max_equations = max_equations
         self.random_state = random_state
         self.progress = progress
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
-        self._check_settings(X.shape[1], targets.size)
+        self._check_settings(X.shape[1], *targets.shape)
         check_targets(X, targets, self._names, self._target_names)
         seed_key, sampler_key, nodes_key = keys_from(self.random_state, 3)
         seed, weight = seed_from(seed_key), self._weight
         inputs, scaling = (Scaling.standardising(part, weight=weight) for part in (X, targets))
         sample = Sample(scaling.to_model(targets), inputs.to_model(X), weight)
         mixture = best_mixture(sample.target, seed=seed, weight=weight)
-        base = score_base(self.base, sample, mixture, width=BASE_WIDTH)
+        base = score_base(self.base, sample, mixture, width=float(self.base_width))
         self.selection_ = self._select(sample, base, seed, listener)
         problem, weights = self._solved(sample, base, mixture)
-        tilt, finer = problem.tilt(weights), problem.nodes(fineness=problem.integration.finer, key=nodes_key)
+        tilt = problem.tilt(weights)
+        finer = problem.nodes(fineness=problem.integration.finer, key=nodes_key)
         coarse = problem.nodes(key=nodes_key) if finer.is_grid else None
         sampler = best_sampler(problem, tilt, coarse or finer, Distillation(), key=sampler_key)
         self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
-        self.density_ = TiltedDensity(
-            tilt, sampler, scaling, Inputs.of(inputs, sample.condition), None, finer, coarse, None
-        )
+        known = Inputs.of(inputs, sample.condition)
+        self.density_ = TiltedDensity(tilt, sampler, scaling, known, None, finer, coarse, None)
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
@@ -307,18 +343,14 @@ class ConditionalScoreMatching(ConditionalEstimator):
             key=key,
         )
 
-    def _check_settings(self, width: int, equations: int) -> None:
+    def _check_settings(self, inputs: int, rows: int, columns: int) -> None:
         if not isinstance(self.base, AbstractMeasure):
             one_of("base", self.base, SCORE_BASES)
-        # An infinite length scale of an input switches it off.
-        check_scale("condition_lengthscale", self.condition_lengthscale, (), (width,), may_be_infinite=True)
+        check_scale("base_width", self.base_width, ())
+        check_scale("condition_lengthscale", self.condition_lengthscale, (), (inputs,), may_be_infinite=True)
         check_scale("lengthscale", self.lengthscale, ())
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
-        if equations > MOST_EQUATIONS:
-            raise ValueError(
-                f"score matching solves a system of rows * columns of y = {equations:,} equations, and {MOST_EQUATIONS:,} is "
-                "the most it takes on: use fewer rows, or ConditionalKernelExpFamily."
-            )
+        check_equations(rows, columns, self.max_equations, "use fewer rows, or ConditionalKernelExpFamily")
 
     def _select(
         self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None
@@ -328,30 +360,29 @@ class ConditionalScoreMatching(ConditionalEstimator):
             scales = np.broadcast_to(given, (sample.condition.shape[1],)).copy()
             settings = ScoreSettings(scales, np.asarray(self.lengthscale, float), float(self.rkhs_penalty))
             return ScoreSelection(settings, None, [])
-        rows = sample.rows(np.sort(np.random.default_rng(seed).permutation(len(sample))[:MOST_ROWS]))
-        penalties = PENALTIES if self.rkhs_penalty is None else np.array([float(self.rkhs_penalty)])
+        search = self.search or WalkSearch()
+        rows = sample.rows(np.sort(np.random.default_rng(seed).permutation(len(sample))[: search.rows]))
+        penalties = np.array(search.penalties if self.rkhs_penalty is None else [float(self.rkhs_penalty)])
         lengthscale = None if self.lengthscale is None else float(self.lengthscale)
-        walk = _Walk(rows, base_scores(base, rows.target), given, lengthscale, penalties, seed, listener)
-        # Products of small matrices: waking a second thread for each costs more than it saves.
+        scores = base_scores(base, rows.target)
+        walk = _Walk(rows, scores, given, lengthscale, penalties, search, seed, listener)
+        # One BLAS thread: the matrices are too small for several.
         with threadpool_limits(limits=1, user_api="blas"):
             chosen = walk.run()
         scales = np.array(chosen.condition_lengthscale)
-        return ScoreSelection(
-            ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty), chosen, walk.trials
-        )
+        settings = ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty)
+        return ScoreSelection(settings, chosen, walk.trials)
 
     def _solved(
         self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure
     ) -> tuple[Problem, np.ndarray]:
-        """Return the problem in the solution's own space, and its weights there: each row's derivatives meet its own x."""
+        """Return the problem in the span of derivatives at y_i times kernels at x_i, and the weights."""
         condition_lengthscale, lengthscale, penalty = self.selection_.settings
         kernel, condition_kernel = Gaussian(lengthscale), Gaussian(condition_lengthscale)
-        derivatives = full_weights(
-            kernel, condition_kernel, sample, base_scores(base, sample.target), penalty
-        )
-        weights, rows = np.zeros((len(sample), *derivatives.shape)), np.arange(len(sample))
+        scores, rows = base_scores(base, sample.target), np.arange(len(sample))
+        derivatives = full_weights(kernel, condition_kernel, sample, scores, penalty)
+        weights = np.zeros((len(sample), *derivatives.shape))
         weights[rows, rows] = derivatives
-        space = FeatureSpace(
-            ValueSpan(condition_kernel, sample.condition), DerivativeSpan(kernel, sample.target)
-        )
+        conditions = ValueSpan(condition_kernel, sample.condition)
+        space = FeatureSpace(conditions, DerivativeSpan(kernel, sample.target))
         return Problem(sample, base, space, penalty, proposal), weights.ravel()

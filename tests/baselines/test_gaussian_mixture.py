@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 import kexpfam
-from kexpfam.estimators.gaussian_mixture import GaussianMixtureDensity
+from kexpfam.baselines.gaussian_mixture import GaussianMixtureDensity
 
 CENTRES = np.array([[-3.0, 0.0], [3.0, 1.0]])
 

@@ -12,19 +12,18 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam.data.columns import TiesWarning
-from kexpfam.estimators import conditional_mixtures, kernel_density, mixture_density
-from kexpfam.estimators.conditional_mixtures import (
+from kexpfam.baselines import mixture_density
+from kexpfam.baselines.conditional_mixtures import (
+    BACKGROUND_WIDTH,
     ConditionalKernelDensity,
     LeastSquaresConditional,
     NeighbourDensity,
     ratio_moments,
     ratio_weights,
-    search_widths,
 )
-from kexpfam.estimators.kernel_density import deal
-from kexpfam.estimators.mixture_density import KernelWeights, NeighbourWeights
-from kexpfam.fit.bases import TAIL_WIDTH
+from kexpfam.baselines.grid_search import deal
+from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
+from kexpfam.data.columns import TiesWarning
 
 ROWS = 60
 KINDS = {
@@ -77,7 +76,7 @@ def slow_density(name, model, data, x, t):
     else:
         weights = [np.exp(-((a - c) ** 2) / (2 * chosen["condition_width"] ** 2)) for c in u]
     terms = [w * scipy.stats.norm.pdf(z, c, chosen["width"]) for w, c in zip(weights, v, strict=True)]
-    wide = scipy.stats.norm.pdf(z, 0.0, TAIL_WIDTH)
+    wide = scipy.stats.norm.pdf(z, 0.0, BACKGROUND_WIDTH)
     return (0.999 * sum(terms) / sum(weights) + 0.001 * wide) / targets.std()
 
 
@@ -172,7 +171,7 @@ def test_results_do_not_depend_on_the_chunks(models, data):
     )
     for model in models.values():
         expected = asked(model)
-        with with_constants(kernel_density, CHUNK_NUMBERS=7 * ROWS):
+        with with_constants(mixture_density, CHUNK_NUMBERS=7 * ROWS):
             for whole, parts in zip(expected, asked(model), strict=True):
                 np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-12)
 
@@ -205,10 +204,10 @@ def test_the_moments_of_least_squares_are_integrals(data):
         for k in range(3):
             slow = np.mean(
                 [
-                    quad(lambda t, a=a: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0]
+                    quad(lambda t, a=a, j=j, k=k: basis(j, a, t) * basis(k, a, t), -15, 15, points=[0, 1])[0]
                     for a in x[:, 0]
                 ]
-            )  # noqa: B023
+            )
             assert H[j, k] == pytest.approx(slow, rel=1e-6)
 
 
@@ -239,7 +238,7 @@ def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
     x, y = ((part - part.mean(0)) / part.std(0) for part in (data[0], data[1][:, None]))
     found = LeastSquaresConditional(width=0.4, background=0.01)._chosen(x, y, np.random.default_rng(1))[0]
     rng = np.random.default_rng(1)
-    centres, fold = rng.permutation(ROWS)[:100], deal(ROWS, rng)
+    centres, fold = rng.permutation(ROWS)[:100], deal(ROWS, 5, rng)
     for column, penalty in enumerate(found.grids[1]):
         total = 0.0
         for i in range(ROWS):
@@ -249,7 +248,7 @@ def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
             )[:, 0]
             w = heights * np.exp(-((x[i] - x[centres, 0]) ** 2) / (2 * 0.4**2))
             p = w @ scipy.stats.norm.pdf(y[i], y[centres, 0], 0.4) / w.sum()
-            total += np.log(0.99 * p + 0.01 * scipy.stats.norm.pdf(y[i, 0], 0.0, TAIL_WIDTH))
+            total += np.log(0.99 * p + 0.01 * scipy.stats.norm.pdf(y[i, 0], 0.0, BACKGROUND_WIDTH))
         assert found.losses[0, column] == pytest.approx(-total / ROWS, rel=1e-6)
 
 
@@ -263,10 +262,10 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
         if name == "neighbours"
         else KernelWeights(points, np.ones(len(points)), s)
     )
-    model = KINDS[name](background=background)
-    with with_constants(conditional_mixtures, WIDTHS=widths):
-        found = search_widths([make(x, s) for s in grid], "s", grid, x, y, model, np.random.default_rng(2))
-    fold = deal(ROWS, np.random.default_rng(2))
+    setting = "radius" if name == "neighbours" else "condition_width"
+    model = KINDS[name](background=background, width=widths, **{setting: grid})
+    found = model._chosen(x, y, np.random.default_rng(2))[0]
+    fold = deal(ROWS, 5, np.random.default_rng(2))
     for i, s in enumerate(grid):
         for j, width in enumerate(widths):
             total = 0.0
@@ -275,7 +274,7 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
                 w = np.exp(make(x[rest], s).log_weights(x[[row]])[0])
                 p = w @ scipy.stats.norm.pdf(y[row], y[rest, 0], width) / w.sum()
                 total += np.log(
-                    (1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, TAIL_WIDTH)
+                    (1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, BACKGROUND_WIDTH)
                 )
             assert found.losses[i, j] == pytest.approx(-total / ROWS, rel=1e-6)
 
@@ -351,7 +350,7 @@ def test_inputs_that_say_nothing_leave_the_marginal(name, data):
         (LeastSquaresConditional, {"n_centres": 0}, "n_centres must be a whole number"),
         (NeighbourDensity, {"radius": np.inf}, "radius must be a positive"),
         (ConditionalKernelDensity, {"condition_width": np.nan}, "condition_width must be a positive"),
-        (ConditionalKernelDensity, {"background": 1.0}, "background must be a share"),
+        (ConditionalKernelDensity, {"background": 1.0}, "background must be at least 0"),
     ],
 )
 def test_senseless_settings_are_refused_by_name(data, kind, changes, message):

@@ -1,7 +1,7 @@
 r"""Derivatives of the Gaussian kernel, and the quadratic problem of score matching in any span of them.
 
-Throughout, :math:`A = (\partial_1, \dots, \partial_d, \Delta)` are the operators that score matching applies to f: its partial
-derivatives and its Laplacian. With :math:`c_j = 1 / \ell_j^2`, :math:`r_j = c_j (x_j - z_j)` and
+Throughout, :math:`A = (\partial_1, \dots, \partial_d, \Delta)` are the partial derivatives and the Laplacian
+of f. With :math:`c_j = 1 / \ell_j^2`, :math:`r_j = c_j (x_j - z_j)` and
 :math:`L = \sum_j (r_j^2 - c_j)` everything below is a polynomial in c, r and L, times the kernel.
 """
 
@@ -58,10 +58,11 @@ def _compiled(function: Callable) -> Callable[..., np.ndarray]:
 
 
 class DerivativeSpan(AbstractSpan):
-    r"""The functions :math:`A_a k(z_m, \cdot)`, derivatives with respect to the centre: d + 1 of them at each centre.
+    r"""The functions :math:`A_a k(z_m, \cdot)`, derivatives with respect to the centre, d + 1 per centre.
 
-    They are not orthonormal, so that the norm of a function is not that of its weights: ``derivative_gram`` has the inner
-    products. All training points as centres make the span that holds the solution of score matching.
+    They are not orthonormal, so that the norm of a function is not that of its weights: ``derivative_gram``
+    has the inner products. All training points as centres make the span that holds the solution of score
+    matching.
     """
 
     kernel: Gaussian
@@ -80,8 +81,8 @@ class DerivativeSpan(AbstractSpan):
     def evaluate(
         self, weights: Float[AnyArray, " r"], points: Float[AnyArray, "b d"]
     ) -> Float[AnyArray, " b"]:
-        # With r = xs - zs each term is a polynomial in xs times the kernel: the sums over centres are its coefficients, and
-        # one product with the Gram matrix makes them all.
+        # With r = xs - zs each term is a polynomial in xs times the kernel: the sums over centres are its
+        # coefficients, and one product with the Gram matrix makes them all.
         points, rates = points.astype(self.centres.dtype), _rates(self.kernel, self.centres.shape[1])
         xs, zs, weights = points * rates, self.centres * rates, weights.reshape(self.centres.shape[0], -1)
         slopes, bends = weights[:, :-1], weights[:, -1:]
@@ -138,12 +139,12 @@ def base_scores(base: AbstractMeasure, points: Float[AnyArray, "n d"]) -> Float[
 def full_weights(
     kernel: Gaussian, condition_kernel: Gaussian, sample: Sample, scores: np.ndarray, penalty: float
 ) -> Float[np.ndarray, "n a"]:
-    r"""Return the minimiser of the score-matching loss over the whole RKHS, as weights of the derivatives at each row.
+    r"""Return the minimiser of the score-matching loss over the RKHS: weights of the derivatives at each row.
 
     It is :math:`f = -\delta / \eta + \sum_{bj} \beta_{bj}\, k(x_b, \cdot)\, \partial_j k(y_b, \cdot)` with
-    :math:`(G + n \eta I)\, \beta = h / \eta`, where G are the inner products of the derivatives and h those with
-    :math:`\delta` (Sriperumbudur et al. 2017, theorem 5; Arbel and Gretton 2018 with a condition). With weights, the n of a
-    row is one over its share of them. Memory ``(n d)^2``.
+    :math:`(G + n \eta I)\, \beta = h / \eta`, where G are the inner products of the derivatives and h those
+    with :math:`\delta` (Sriperumbudur et al. 2017, theorem 5; Arbel and Gretton 2018 with a condition). With
+    weights, n is one over the share of each row. Memory ``(n d)^2``.
     """
     n, dim = sample.target.shape
     delta = _delta(scores, sample.weight)
@@ -174,7 +175,8 @@ def full_path(
     n, dim = scores.shape
     delta = _delta(scores, weight)
     rows, gram = blocks[:, :dim].reshape(n * dim, -1), blocks[:, :dim, :, :dim].reshape(n * dim, -1)
-    # With S the rows' weights (mean one), G + n eta / S is symmetric and has one decomposition between two roots of S.
+    # With S the rows' weights (mean one), G + n eta / S is symmetric and has one decomposition between two
+    # roots of S.
     roots = np.ones(1) if weight is None else np.sqrt(np.repeat(weight / weight.mean(), dim))
     values, vectors = scipy.linalg.eigh(roots[:, None] * gram * roots, check_finite=False, driver="evd")
     shrunk = (vectors.T @ (roots * (rows @ delta.ravel())))[:, None] / (
@@ -194,23 +196,23 @@ def _delta(scores: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 def product_gram(
     kernel: Gaussian, condition_kernel: Gaussian, rows: Sample, columns: Sample
 ) -> Float[np.ndarray, "n a m a"]:
-    """Return ``derivative_gram`` of the targets times the kernel of the conditions, which is 1 where there are none."""
+    """Return ``derivative_gram`` of the targets times the kernel of the conditions (1 without one)."""
     conditions = condition_kernel.gram(rows.condition, columns.condition)
     return derivative_gram(kernel, rows.target, columns.target) * conditions[:, None, :, None]
 
 
 def losses(applied: Float[np.ndarray, "n a q"], scores: np.ndarray) -> Float[np.ndarray, "n q"]:
-    r"""Return :math:`\sum_j \frac12 (\partial_j f)^2 + \partial_j f\, \partial_j \log p_0 + \partial_j^2 f` at each row.
+    r"""Return :math:`\sum_j \frac12 (\partial_j f)^2 + \partial_j f\, \partial_j \log p_0 + \partial_j^2 f`.
 
-    ``applied`` are the derivatives and the Laplacian of f there. The mean over rows that f has not seen estimates half the
-    Fisher divergence of the density from the data, up to a constant.
+    ``applied`` are the derivatives and the Laplacian of f there. The mean over rows that f has not seen
+    estimates half the Fisher divergence of the density from the data, up to a constant.
     """
     slopes = applied[:, :-1]
     return (0.5 * slopes**2 + slopes * scores[:, :, None]).sum(1) + applied[:, -1]
 
 
 class Quadratic(NamedTuple):
-    """The score-matching loss of ``features . weights``, summed over rows: ``1/2 w^T matrix w + slope^T w``."""
+    """The score-matching loss of ``features . w``, summed over rows: ``1/2 w^T matrix w + slope^T w``."""
 
     matrix: Float[np.ndarray, "r r"]
     slope: Float[np.ndarray, " r"]
@@ -244,7 +246,7 @@ class Basis(NamedTuple):
 
     @staticmethod
     def of_derivatives(kernel: Gaussian, centres: np.ndarray) -> "Basis":
-        """Return the basis of derivatives at the centres (Sutherland et al. 2018), their Laplacians included."""
+        """Return the basis of derivatives at the centres and Laplacians (Sutherland et al. 2018)."""
         span = DerivativeSpan(kernel, centres)
         gram = derivative_gram(kernel, centres, centres).reshape(span.size, span.size)
         values, vectors = scipy.linalg.eigh(gram, check_finite=False)
@@ -264,7 +266,7 @@ class Basis(NamedTuple):
     def quadratic(
         self, points: np.ndarray, scores: np.ndarray, weight: np.ndarray | None = None
     ) -> Quadratic:
-        """Return the loss at these points, by their weights, in memory that does not grow with their number."""
+        """Return the loss at these points, by their weights, in bounded memory."""
         functions, dim = self.whitening.shape[0], points.shape[1]
         matrix, slope = np.zeros((functions, functions)), np.zeros(functions)
         rows = max(1, CHUNK_NUMBERS // (functions * (dim + 1)))
@@ -290,7 +292,7 @@ class Basis(NamedTuple):
 def value_derivatives(
     kernel: Gaussian, points: np.ndarray, centres: np.ndarray
 ) -> Float[np.ndarray, "n a m"]:
-    r"""Return :math:`A_a k(x_i, z_m)`: the kernel is symmetric, so these are the functions of ``DerivativeSpan`` at x."""
+    r"""Return :math:`A_a k(x_i, z_m)`; by symmetry, the functions of ``DerivativeSpan`` with centres x_i."""
     return (
         DerivativeSpan(kernel, points)
         .features(centres)
@@ -302,7 +304,8 @@ def value_derivatives(
 def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
     """Return masks that leave out each fold; equal rows share a fold.
 
-    A spike on a repeated value makes the loss as low as one likes, and must not be rewarded by finding itself held out.
+    A spike on a repeated value makes the loss as low as one likes, and must not be rewarded by finding itself
+    held out.
     """
     distinct, membership = np.unique(rows, axis=0, return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(distinct)) % min(count, len(distinct))
@@ -311,10 +314,10 @@ def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
 
 
 def one_standard_error(table: Float[np.ndarray, "u q"], weight: np.ndarray | None = None) -> int:
-    """Return the first column whose mean loss is within one standard error of the smallest, if all between them are.
+    """Return the first column whose mean loss is within one standard error of the smallest, like all between.
 
-    Rows are folds or data, and columns are ordered from cautious to bold (falling penalties, rising length scales). Held-out
-    losses are dominated by few rows, and their minimum by luck.
+    Rows are folds or data, and columns are ordered from cautious to bold (falling penalties, rising length
+    scales). Held-out losses are dominated by few rows, and their minimum by luck.
     """
     best = int(np.argmin(weighted_mean(table, weight)))
     excess = table - table[:, [best]]
@@ -325,7 +328,7 @@ def one_standard_error(table: Float[np.ndarray, "u q"], weight: np.ndarray | Non
 
 @_compiled
 def fitted_losses(tilt: Tilt, sample: Sample) -> Float[AnyArray, " n"]:
-    """Return the score-matching loss of the tilted base at each row, whatever the span of f, by automatic differentiation."""
+    """Return the score-matching loss of the tilted base at each row, by automatic differentiation."""
     directions = jnp.eye(sample.target.shape[1], dtype=sample.target.dtype)
 
     def loss(x: Float[Array, " d"], condition: Float[Array, " p"]) -> Float[Array, ""]:
