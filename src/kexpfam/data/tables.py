@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from kexpfam.caller import caller_level
 from kexpfam.data.delimited import HOLDS_DATES, Cells, Reading, TableError, read_text
 from kexpfam.files import written
+from kexpfam.stacklevel import caller_level
 
 __all__ = [
     "STANDARD_STREAM",

@@ -20,7 +20,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kexpfam import processes, storage
 from kexpfam.cache import use_compilation_cache
-from kexpfam.caller import caller_level
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -35,6 +34,7 @@ from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.model.precision import double_precision
 from kexpfam.progress import Bar, Listener
+from kexpfam.stacklevel import caller_level
 
 if TYPE_CHECKING:
     pass

@@ -13,7 +13,6 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.caller import caller_level
 from kexpfam.data.blocks import Rows
 from kexpfam.data.columns import check_columns, check_kinds, check_targets
 from kexpfam.data.kinds import AbstractKind
@@ -47,6 +46,7 @@ from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from kexpfam.progress import Listener
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalKernelExpFamily", "KernelExpFamily", "NearlyDeterministicWarning"]
 

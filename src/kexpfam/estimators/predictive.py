@@ -11,10 +11,10 @@ from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 
-from kexpfam.caller import caller_level
 from kexpfam.estimators.messages import numbers_of, shown
 from kexpfam.judge.calibration import Calibration, JointCalibration, calibrate, density_ranks
 from kexpfam.judge.conformal import Conformal, conformalise
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["Predictive", "SeenRowsWarning"]
 

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes
-from kexpfam.caller import caller_level
 from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
 from kexpfam.data.overview import Overview, look_over
 from kexpfam.data.passes import Sums, gone_through
@@ -23,6 +22,7 @@ from kexpfam.estimators.kernel_model import KernelModel, checked_bounds
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["Streamed"]
 

@@ -12,11 +12,9 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 import kexpfam
-from kexpfam.files import written
-from kexpfam.fitting import fitted, fitted_to_blocks, training_blocks
-from kexpfam.launching import LOST, Coordinator, Processes, ProcessId, is_first_process, started_by_launcher
-from kexpfam.processes import LostProcessError
-from kexpfam.reading import (
+from kexpfam.cli.draws import Scores, draws_at, draws_in_blocks
+from kexpfam.cli.fitting import fitted, fitted_to_blocks, training_blocks
+from kexpfam.cli.inputs import (
     Columns,
     built_in,
     kinds_of,
@@ -26,9 +24,18 @@ from kexpfam.reading import (
     reads_tables,
     training,
 )
-from kexpfam.reproducing import checkout, reproduce
-from kexpfam.streaming import Scores, draws_at, draws_in_blocks
-from kexpfam.telling import column_names, facts, summary, tell, write_rows
+from kexpfam.cli.launcher import (
+    LOST,
+    Coordinator,
+    Processes,
+    ProcessId,
+    is_first_process,
+    started_by_launcher,
+)
+from kexpfam.cli.reproduce import checkout, reproduce
+from kexpfam.cli.results import column_names, facts, summary, tell, write_rows
+from kexpfam.files import written
+from kexpfam.processes import LostProcessError
 
 __all__ = ["app", "main"]
 

@@ -10,6 +10,7 @@ import pytest
 
 import kexpfam
 from kexpfam import DDE, ConditionalKernelExpFamily, KernelExpFamily, Search, cli, estimators
+from kexpfam.cli.commands import FIRST_STEPS
 from kexpfam.datasets import SYNTHETIC, two_moons
 from kexpfam.fit.bases import BASES
 from kexpfam.fit.problem import SOLVERS
@@ -321,13 +322,13 @@ def test_help_lists_the_commands_and_what_to_do_first(run):
     assert (code, err) == (0, "")
     assert all(command in out for command in COMMANDS)
     assert "First steps" in out
-    assert all(f"kexpfam {step}" in out for step in cli.FIRST_STEPS)
+    assert all(f"kexpfam {step}" in out for step in FIRST_STEPS)
 
 
 def test_without_arguments_a_few_lines_say_what_to_do(run):
     code, out, err = run()
     assert (code, err) == (0, "")
-    for step, what in cli.FIRST_STEPS.items():
+    for step, what in FIRST_STEPS.items():
         assert any(line.split("  ", 2)[1:] and step in line and what in line for line in out.splitlines())
     assert out.rstrip().endswith("kexpfam --help")
     assert len(out.splitlines()) < 12

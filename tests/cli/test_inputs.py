@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import KernelExpFamily, cli, reading, streaming
+from kexpfam import KernelExpFamily, cli
+from kexpfam.cli import draws, inputs
 from kexpfam.data import streams
 from kexpfam.data.tables import DroppedRowsWarning
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
@@ -218,9 +219,7 @@ def test_fit_reads_weights_from_a_column(run, tmp_path):
 
 def test_the_parts_of_a_conditional_table(tmp_path):
     FRAME.assign(w=1.0, y=0.5).to_csv(tmp_path / "data.csv", index=False)
-    found = reading.training(
-        tmp_path / "data.csv", reading.Columns(None, ["y"], None, "w"), reading._reading()
-    )
+    found = inputs.training(tmp_path / "data.csv", inputs.Columns(None, ["y"], None, "w"), inputs._reading())
     assert (found.features.names, found.targets.names) == (["left", "right"], ["y"])
     np.testing.assert_array_equal(found.weights, np.ones(ROWS))
     np.testing.assert_array_equal(found.features.values, VALUES)
@@ -239,10 +238,10 @@ def test_the_parts_of_a_conditional_table(tmp_path):
 )
 def test_kinds_by_name(given, kinds):
     if kinds is not None:
-        assert reading.kinds_of(given) == kinds
+        assert inputs.kinds_of(given) == kinds
         return
     with pytest.raises(ValueError, match="--kind "):
-        reading.kinds_of(given)
+        inputs.kinds_of(given)
 
 
 MIXED = "kind,share,code\nu,0.5,1\nv,,2\nu,0.25,1\n"
@@ -251,12 +250,12 @@ MIXED = "kind,share,code\nu,0.5,1\nv,,2\nu,0.25,1\n"
 class TestKinds:
     def test_kinds_are_those_of_columns_or_of_targets(self):
         kinds = {"share": "bounded:0:1", "count": "count"}
-        assert reading.Columns(None, None, None, None, kinds).settings() == {"columns": kinds}
-        assert reading.Columns(None, ["count"], None, None, kinds).settings() == {
+        assert inputs.Columns(None, None, None, None, kinds).settings() == {"columns": kinds}
+        assert inputs.Columns(None, ["count"], None, None, kinds).settings() == {
             "columns": {"share": "bounded:0:1"},
             "target_columns": {"count": "count"},
         }
-        assert reading.Columns(None, ["y"], None, None).settings() == {
+        assert inputs.Columns(None, ["y"], None, None).settings() == {
             "columns": None,
             "target_columns": None,
         }
@@ -294,7 +293,7 @@ class TestKinds:
             columns_ = {"code": kexpfam.Category(("01", "02")), "a": kexpfam.Bounded(0, 1)}
             target_columns_ = {"kind": kexpfam.Category(("u", "v"))}
 
-        found = reading.reading_for(Labelled(), reading._reading())
+        found = inputs.reading_for(Labelled(), inputs._reading())
         assert (found.labels, found.gaps, found.texts) == (["code", "kind"], "keep", False)
 
     def test_a_kind_that_is_none_is_one_line(self, run, tmp_path):
@@ -338,7 +337,7 @@ class TestStreams:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
         monkeypatch.setattr(streams, "BLOCK_BYTES", 100)
-        monkeypatch.setattr(streaming, "BLOCK_DRAWS", 12)
+        monkeypatch.setattr(draws, "BLOCK_DRAWS", 12)
 
     @pytest.fixture
     def seen(self, monkeypatch):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kexpfam.telling import column_names
+from kexpfam.cli.results import column_names
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kexpfam.reading import Columns, Training, check_options
+from kexpfam.cli.inputs import Columns, Training, check_options
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,9 +5,9 @@ import pandas
 import pytest
 
 from kexpfam import KernelExpFamily, load
+from kexpfam.cli.fitting import fitted_to_blocks, training_blocks
+from kexpfam.cli.inputs import Columns
 from kexpfam.data.delimited import Reading
-from kexpfam.fitting import fitted_to_blocks, training_blocks
-from kexpfam.reading import Columns
 
 EVERY = Columns(None, None, None, None)
 SETTINGS = {"lengthscale": 0.7, "rkhs_penalty": 1e-2, "random_state": 0}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kexpfam.reading import reading_for
+from kexpfam.cli.inputs import reading_for
 
 if TYPE_CHECKING:
     import numpy as np
