@@ -1,6 +1,6 @@
-"""The command line: fit, score, sample, plot, diagnose, report, compare, reproduce.
+"""The commands: fit, score, sample, plot, diagnose, report, compare, reproduce.
 
-Nothing heavy is imported before a command runs: help has to be there at once.
+Heavy modules are imported inside the commands, so that help is shown at once.
 """
 
 import os
@@ -12,17 +12,15 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 import kexpfam
-from kexpfam.cli.draws import Scores, draws_at, draws_in_blocks
-from kexpfam.cli.fitting import fitted, fitted_to_blocks, training_blocks
+from kexpfam.cli.fitting import built_in, fitted, training
 from kexpfam.cli.inputs import (
-    Columns,
-    built_in,
+    ColumnOptions,
+    column_names,
     kinds_of,
     model_blocks,
     model_rows,
     names_in,
     reads_tables,
-    training,
 )
 from kexpfam.cli.launcher import (
     LOST,
@@ -33,36 +31,29 @@ from kexpfam.cli.launcher import (
     started_by_launcher,
 )
 from kexpfam.cli.reproduce import checkout, reproduce
-from kexpfam.cli.results import column_names, facts, summary, tell, write_rows
+from kexpfam.cli.results import (
+    MeanScore,
+    draws_at,
+    draws_in_blocks,
+    facts,
+    message,
+    show,
+    summary,
+    write_rows,
+)
 from kexpfam.files import written
 from kexpfam.processes import LostProcessError
 
-__all__ = ["app", "main"]
+__all__ = ["FIRST_STEPS", "app", "main"]
 
 STANDARD_OUTPUT = Path("/dev/stdout")
-# The base of all that can be wrong with arguments; typer names only this kind of it in every version.
+# The base class of all usage errors; not every version of typer exports it.
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
-
-
-def _lines(heading: str, *commands: str) -> str:
-    """Return what stands below a help text, a command on each line."""
-    return "\n".join((heading, *(f"  kexpfam {command}" for command in commands)))
-
-
-def _table_output(path: Path | None) -> Path | None:
-    return None if path == Path("-") else path
-
-
-def _file_output(path: Path | None) -> Path | None:
-    """Return the path to write to; - is standard output, which is written into like any device."""
-    return STANDARD_OUTPUT if path == Path("-") else path
-
-
-# What to do, in the order in which one would, and what it is good for.
+# Commands for a beginner, in order, and their results.
 FIRST_STEPS = {
     "fit two-moons -o moons.kexpfam": "a density of a built-in set, or of a .csv, .npy or .parquet file",
     "diagnose moons.kexpfam": "is it good, and what to do if not",
-    "report moons.kexpfam -o moons.html": "one page with pictures, which opens anywhere",
+    "report moons.kexpfam -o moons.html": "one page with plots, a single HTML file",
     "sample moons.kexpfam -n 1000 -o draws.csv": "draws",
     "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
 }
@@ -71,64 +62,82 @@ app = typer.Typer(
     name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
+
+def _lines(heading: str, *commands: str) -> str:
+    return "\n".join((heading, *(f"  kexpfam {command}" for command in commands)))
+
+
+def _command(*examples: str, **options: Any) -> Any:
+    """Return a decorator that adds a command to the program; the examples are shown below its help."""
+    return app.command(epilog=_lines("Examples:", *examples), **options)
+
+
+def _table_output(path: Path | None) -> Path | None:
+    return None if path == Path("-") else path
+
+
+def _file_output(path: Path | None) -> Path | None:
+    return STANDARD_OUTPUT if path == Path("-") else path
+
+
+def _file_option(help: str) -> Any:
+    return typer.Option("--output", "-o", callback=_file_output, help=help)
+
+
+FILES = "A .csv, .tsv, .txt, .npy, .parquet or .feather file"
+TABLES = ".csv, .tsv, .npy, .parquet or .feather"
 Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
-Data = Annotated[
-    Path,
-    typer.Argument(help="A .csv, .tsv, .txt, .npy or .parquet file, compressed or not; - is standard input."),
-]
-Output = Annotated[
+Data = Annotated[Path, typer.Argument(help=f"{FILES}, compressed or not; - is standard input.")]
+Names = str | None
+TableFile = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", callback=_table_output, help="Where to write; default, or -: standard output."
+        "--output",
+        "-o",
+        callback=_table_output,
+        help=f"A {TABLES} file; default, -: CSV to standard output.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")]
 
 
 def main() -> None:
-    """Run the command line; what the user can mend ends in one line and exit code 2."""
+    """Run the command line. Errors of the user's input are one line, with exit code 2."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _say("warning", str(message))
+        warnings.showwarning = lambda text, *_, **__: message("warning", str(text))
         try:
             if not sys.argv[1:]:
                 _show_first_steps()
                 sys.exit()
             sys.exit(app(args=sys.argv[1:], standalone_mode=False))
         except USAGE_ERROR as error:
-            context, message = getattr(error, "ctx", None), cast(Any, error).format_message()
-            _say(
-                "error",
-                f"{message.rstrip('.')}. See {context.command_path if context else 'kexpfam'} --help.",
-            )
+            context, text = getattr(error, "ctx", None), cast(Any, error).format_message()
+            command = context.command_path if context else "kexpfam"
+            message("error", f"{text.rstrip('.')}. See {command} --help.")
         except BrokenPipeError:
-            _leave_quietly()
+            _exit_after_broken_pipe()
         except OSError as error:
-            _say("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            message("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (ValueError, ImportError) as error:
-            _say("error", str(error))
+            message("error", str(error))
         except LostProcessError as error:
-            if not started_by_launcher():  # which has a line of its own for it
-                _say("error", str(error))
-            _leave(LOST)
+            if not started_by_launcher():  # the launcher writes its own message
+                message("error", str(error))
+            _exit_now(LOST)
         sys.exit(2)
 
 
-def _say(kind: str, message: str) -> None:
-    """Write one line to standard error."""
-    colour = {"error": "red", "warning": "yellow"}[kind]
-    typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {' '.join(message.split())}", err=True)
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: an orderly end would wait for a process that is gone."""
+def _exit_now(code: int) -> NoReturn:
+    """Exit without clean-up, which would wait for a lost process."""
     sys.stderr.flush()
     os._exit(code)
 
 
-def _leave_quietly() -> NoReturn:
-    """End because nobody reads any further, as ``head`` does after some lines: that is no error of anyone's."""
-    # What is still to be flushed at the end of the process must not fail a second time.
+def _exit_after_broken_pipe() -> NoReturn:
+    """Exit silently because the reader of standard output has ended, as ``head`` does."""
+    # The flush at exit must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
@@ -136,9 +145,8 @@ def _leave_quietly() -> NoReturn:
 def _show_first_steps() -> None:
     width = max(map(len, FIRST_STEPS))
     steps = "\n".join(f"  kexpfam {step:<{width}}  {what}" for step, what in FIRST_STEPS.items())
-    typer.echo(
-        f"kexpfam {kexpfam.__version__}: densities from tables.\n\n{steps}\n\nAll commands: kexpfam --help"
-    )
+    heading = f"kexpfam {kexpfam.__version__}: densities from tables."
+    typer.echo(f"{heading}\n\n{steps}\n\nAll commands: kexpfam --help")
 
 
 def _show_version(asked: bool) -> bool:
@@ -148,75 +156,67 @@ def _show_version(asked: bool) -> bool:
     return asked
 
 
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+]
+
+
 @app.callback(epilog=_lines("First steps:", *FIRST_STEPS))
-def start(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
-    ] = False,
-) -> None:
-    """Kernel exponential families: a normalised log density, a fast sampler, and a verdict on both."""
+def start(version: Version = False) -> None:
+    """Kernel exponential families: a normalised log density, a fast sampler, and a diagnosis of both."""
 
 
-@app.command(
-    epilog=_lines(
-        "Examples:",
-        "fit two-moons -o moons.kexpfam",
-        "fit data.csv --columns a,b -o model.kexpfam",
-        "fit data.csv --target y --features a,b -o model.kexpfam",
-        "fit data.csv --kind share=bounded:0:1 --weight w --drop-missing -o model.kexpfam",
-        "fit - -o model.kexpfam < data.csv",
-        "fit big.parquet --processes 2 --checkpoint big.checkpoint -o model.kexpfam",
-    )
+@_command(
+    "fit two-moons -o moons.kexpfam",
+    "fit data.csv --columns a,b -o model.kexpfam",
+    "fit data.csv --target y --features a,b -o model.kexpfam",
+    "fit data.csv --kind share=bounded:0:1 --weight w --drop-missing -o model.kexpfam",
+    "fit - -o model.kexpfam < data.csv",
+    "fit big.parquet --processes 2 --checkpoint big.checkpoint -o model.kexpfam",
 )
 @reads_tables
 def fit(
     data: Annotated[
         str,
         typer.Argument(
-            help="A .csv, .tsv, .txt, .npy or .parquet file, a folder of .parquet files, - for standard input, or a built-in "
-            "set: two-moons, rings or grid."
+            help=f"{FILES}, a folder of .parquet files, - for standard input, or a built-in set: "
+            "two-moons, rings or grid."
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=_file_output, help="The model file to write.")
-    ],
+    output: Annotated[Path, _file_option("The model file to write.")],
     reading: Any,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns to use, comma-separated; default: all.")
-    ] = None,
+    columns: Annotated[Names, typer.Option(help="Columns to use, comma-separated; default: all.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")
+        Names, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="Columns to predict from; default: all but the target.")
+        Names, typer.Option(help="Columns to predict from; default: all but the target.")
     ] = None,
     weight: Annotated[
-        str | None, typer.Option(help="The column of weights: a row of weight 2 counts twice.")
+        Names, typer.Option(help="The column of weights; a row of weight 2 counts as two rows.")
     ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="What a column is, say share=bounded:0:1: real, positive, bounded, periodic, integer, count, category, atom; "
-            "may be repeated. Columns of text are categories."
+            help="The kind of a column, as in share=bounded:0:1: real, positive, bounded, periodic, integer, "
+            "count, category, atom; repeatable. Columns of text are categories."
         ),
     ] = None,
     solver: Annotated[
-        str,
-        typer.Option(help="auto, exact, dde, or another of the paper's; a name that is none lists them all."),
+        str, typer.Option(help="auto, exact, dde, ...; an unknown name prints the list of valid names.")
     ] = "auto",
     kernel: Annotated[
-        str, typer.Option(help="gaussian, laplace, matern32, ...; a name that is none lists them all.")
+        str, typer.Option(help="gaussian, laplace, matern32, ...; an unknown name prints the valid names.")
     ] = "gaussian",
     base: Annotated[
-        str | None, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")
+        Names, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")
     ] = None,
     effort: Annotated[
-        str, typer.Option(help="fast, default or best: what learned bases may cost.")
+        str, typer.Option(help="fast, default or best: the time spent on learned bases.")
     ] = "default",
     lengthscale: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
     rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
-    rows: Annotated[int, typer.Option(help="Rows to draw if DATA is a built-in set.")] = 500,
+    rows: Annotated[int, typer.Option(help="Number of rows of a built-in set.")] = 500,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file to resume from after an interruption.")
     ] = None,
@@ -224,11 +224,13 @@ def fit(
     coordinator: Coordinator = None,
     process_id: ProcessId = None,
     seed: Seed = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Fit a density to a table of numbers, or that of a target given features, and store the model."""
-    _need_folder(output)
+    """Fit the density of a table, or of a target given features, and store the model."""
+    chosen = ColumnOptions(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
+    table = built_in(data, chosen, rows, seed)
+    _check_output(output, checkpoint, None if table else Path(data))
     first = is_first_process(data, processes, coordinator, process_id, checkpoint)
     settings = {
         "kernel": kernel,
@@ -241,89 +243,71 @@ def fit(
         "checkpoint": checkpoint,
         "progress": first and not quiet and sys.stderr.isatty(),
     }
-    chosen = Columns(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
-    table = built_in(data, chosen, rows, seed)
-    blocks = None if table is not None else training_blocks(Path(data), chosen, reading)
-    settings |= chosen.settings()
-    if blocks is not None:
-        estimator, what, score = fitted_to_blocks(blocks, settings)
-    else:
-        estimator, what, score = fitted(table or training(Path(data), chosen, reading), settings)
+    table = table or training(Path(data), chosen, reading)
+    estimator, what, score = fitted(table, settings | chosen.settings())
     if not first:
         return
     estimator.save(output)
-    said = (
-        facts(estimator, output, score) if json else f"{summary(estimator, what, score)}; written to {output}"
-    )
-    tell(said, err=output == STANDARD_OUTPUT)
+    lines = f"{summary(estimator, what, score)}; written to {output}"
+    show(facts(estimator, output, score) if json else lines, err=output == STANDARD_OUTPUT)
 
 
-@app.command(
-    epilog=_lines(
-        "Examples:", "score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g"
-    )
-)
+@_command("score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g")
 @reads_tables
 def score(
     model: Model,
     data: Data,
     reading: Any,
     columns: Annotated[
-        str | None,
-        typer.Option(
-            help="What the model's columns are called in DATA, comma-separated; default: as in the fit."
-        ),
+        Names,
+        typer.Option(help="Names of the model's columns in DATA, comma-separated; default: as in the fit."),
     ] = None,
-    output: Output = None,
+    output: TableFile = None,
     json: Json = False,
 ) -> None:
-    """Write the log density of each row; their mean goes to standard error.
+    """Write the log density of each row; the mean goes to standard error.
 
-    Columns are found by the names they had in the fit; those of a file without names are taken in their order, features first.
+    Columns are found by name. The columns of a file without names are taken in order, features first.
     """
     from kexpfam.data.tables import MissingColumnError
 
-    estimator, found = _load(model), Scores()
-    blocks = (
-        found.add(estimator.score_samples(*rows))
-        for rows in model_blocks(estimator, data, names_in(columns), reading)
-    )
+    _check_output(output, model, data, table=not json)
+    estimator, found = _load(model), MeanScore()
+    rows = model_blocks(estimator, data, names_in(columns), reading)
+    blocks = (found.add(estimator.score_samples(*block)) for block in rows)
     try:
         if json:
-            scores = [score for block in blocks for score in block]
-            tell({"rows": found.rows, "mean_log_density": found.mean, "log_density": scores}, output)
+            scores = [score for block in blocks for score in block.tolist()]
+            show({"rows": found.rows, "mean_log_density": found.mean, "log_density": scores}, output)
             return
-        write_rows(output, ["log_density"], ([score] for block in blocks for score in block))
+        write_rows(output, ["log_density"], ([block] for block in blocks))
     except MissingColumnError as error:
         raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
     typer.echo(f"mean log density {found.mean:.4f} over {found.rows} rows", err=True)
 
 
-@app.command(
-    epilog=_lines(
-        "Examples:",
-        "sample model.kexpfam -n 5000 -o draws.csv",
-        "sample conditional.kexpfam --at new.csv -n 100 -o draws.csv",
-    )
+@_command(
+    "sample model.kexpfam -n 5000 -o draws.csv",
+    "sample conditional.kexpfam --at new.csv -n 100 -o draws.parquet",
 )
 @reads_tables
 def sample(
     model: Model,
     reading: Any,
     number: Annotated[
-        int, typer.Option("--number", "-n", help="How many draws, of each row of --at if that is given.")
+        int, typer.Option("--number", "-n", help="Number of draws; per row of --at if that is given.")
     ] = 1000,
     at: Annotated[
-        Path | None,
-        typer.Option(help="A table of features to draw targets for, if the model is conditional."),
+        Path | None, typer.Option(help="A table of features; required if the model is conditional.")
     ] = None,
     refine: Annotated[
-        int, typer.Option(help="Steps of HMC after importance resampling; 0 is the fitted sampler alone.")
+        int, typer.Option(help="Steps of HMC after importance resampling; 0 uses the fitted sampler only.")
     ] = 0,
-    output: Output = None,
+    output: TableFile = None,
     seed: Seed = 0,
 ) -> None:
-    """Draw from the model; the draws of a conditional one carry the row of --at that they belong to, from 0."""
+    """Draw from the model. Draws of a conditional model carry the number of their row of --at, from 0."""
+    _check_output(output, model, at, table=True)
     estimator = _load(model)
     features, targets = column_names(estimator)
     if not estimator.conditional:
@@ -331,30 +315,22 @@ def sample(
         write_rows(output, features, draws_in_blocks(estimator, number, seed=seed, refine=refine))
         return
     if at is None:
-        raise ValueError(
-            f"{model} is conditional: name a table of {', '.join(features)} to draw at, as in --at new.csv."
-        )
+        raise ValueError(f"{model} is conditional; give a table of {', '.join(features)} with --at new.csv.")
     draws = draws_at(estimator, at, features, number, reading=reading, seed=seed, refine=refine)
     write_rows(output, ["row", *targets], draws)
 
 
-@app.command(
-    epilog=_lines("Examples:", "plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf")
-)
+@_command("plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf")
 def plot(
     model: Model,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=_file_output, help="A .png, .pdf or .svg file.")
-    ],
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Show the steps of the solver instead of the density.")
-    ] = False,
+    output: Annotated[Path, _file_option("A .png, .pdf or .svg file.")],
+    trace: Annotated[bool, typer.Option("--trace", help="Plot the steps of the solver instead.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Draw the density, the learned f, and data beside samples; of a conditional model, its intervals and the data."""
+    """Plot the density, the learned f, and data beside samples; of a conditional model, its intervals."""
     from kexpfam.plot import plot_model, plot_trace
 
-    _need_folder(output)
+    _check_output(output, model)
     estimator = _load(model)
     seeded = {} if estimator.conditional else {"random_state": seed}
     figure = plot_trace(estimator) if trace else plot_model(estimator, **seeded)
@@ -363,97 +339,81 @@ def plot(
     typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
-@app.command(
-    epilog=_lines("Examples:", "diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv")
-)
+HeldOut = Annotated[
+    Path | None, typer.Option(help="Rows that were not used in the fit; default: the training rows.")
+]
+
+
+@_command("diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv")
 @reads_tables
 def diagnose(
     model: Model,
     reading: Any,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Rows that the fit has not seen, to check the calibration of a conditional model."),
+        Path | None, typer.Option(help="Held-out rows for the calibration of a conditional model.")
     ] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:
-    """Say whether the fit is good, and what to do if it is not."""
+    """Report whether the fit is good, and what to do if it is not."""
     estimator = _load(model)
     if not estimator.conditional:
         _refuse_option("--data", data)
     held_out = () if data is None else model_rows(estimator, data, reading)
     diagnosis = estimator.diagnose(*held_out, random_state=seed)
-    tell(diagnosis.as_dict() if json else str(diagnosis))
+    show(diagnosis.as_dict() if json else str(diagnosis))
 
 
-@app.command(
-    epilog=_lines(
-        "Examples:",
-        "report model.kexpfam -o report.html",
-        "report model.kexpfam --data held_out.csv -o report.html",
-    )
-)
+@_command("report model.kexpfam -o report.html", "report model.kexpfam --data held_out.csv -o report.html")
 @reads_tables
 def report(
     model: Model,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", callback=_file_output, help="The .html file to write.")
-    ],
+    output: Annotated[Path, _file_option("The .html file to write.")],
     reading: Any,
-    data: Annotated[
-        Path | None, typer.Option(help="Rows that the fit has not seen; default: the training rows.")
-    ] = None,
+    data: HeldOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Write one page on the model: verdict, columns, pictures, calibration, what matters; it opens anywhere."""
-    _need_folder(output)
+    """Write one page on the model: verdict, columns, plots, calibration, relevance."""
+    _check_output(output, model, data)
     estimator = _load(model)
     held_out = () if data is None else model_rows(estimator, data, reading)
     page = estimator.report(output, *held_out, random_state=seed)
-    typer.echo(
-        f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}",
-        err=output == STANDARD_OUTPUT,
-    )
+    line = f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}"
+    typer.echo(line, err=output == STANDARD_OUTPUT)
 
 
-@app.command(
-    epilog=_lines(
-        "Examples:",
-        "compare a.kexpfam b.kexpfam --data held_out.csv",
-        "compare a.kexpfam b.kexpfam --data new.csv -o page.html",
-    )
+@_command(
+    "compare a.kexpfam b.kexpfam --data held_out.csv",
+    "compare a.kexpfam b.kexpfam --data new.csv -o page.html",
 )
 @reads_tables
 def compare(
-    models: Annotated[list[Path], typer.Argument(help="Two model files or more.")],
-    data: Annotated[Path, typer.Option(help="Rows that none of the models has seen.")],
+    models: Annotated[list[Path], typer.Argument(help="Two or more model files.")],
+    data: Annotated[Path, typer.Option(help="Rows that were not used in any of the fits.")],
     reading: Any,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .html file with pictures.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .html file with plots.")] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:
-    """Put models side by side on held-out rows: log density with paired errors, calibration, CRPS, time to draw."""
+    """Compare models on held-out rows: log density with paired errors, calibration, CRPS, sampling time."""
     if data == Path("-"):
         raise ValueError("compare reads the rows once for each model: write standard input to a file first.")
     from kexpfam.report.comparison import compare_rows
 
-    if output is not None:
-        _need_folder(output)
+    _check_output(output, data, *models)
     loaded = [_load(model) for model in models]
-    comparison = compare_rows(
-        loaded,
-        [model_rows(one, data, reading) for one in loaded],
-        [str(model) for model in models],
-        random_state=seed,
-    )
+    rows = [model_rows(one, data, reading) for one in loaded]
+    comparison = compare_rows(loaded, rows, [str(model) for model in models], random_state=seed)
     if output is not None:
         comparison.page().save(output)
-    tell(comparison.as_dict() if json else str(comparison))
+    show(comparison.as_dict() if json else str(comparison))
 
 
-# Not for daily use: it has a panel of its own, and is not listed where there is nothing to reproduce from.
-app.command(
-    epilog=_lines("Examples:", "reproduce table1", "reproduce all --quick", "reproduce page"),
+# Not for daily use: it has its own panel, and is hidden outside a checkout of the repository.
+_command(
+    "reproduce table1",
+    "reproduce all --quick",
+    "reproduce page",
     rich_help_panel="In a checkout of the repository",
     hidden=checkout() is None,
 )(reproduce)
@@ -464,7 +424,7 @@ def _load(model: Path) -> Any:
     from kexpfam import load
 
     estimator = load(model)
-    # Which column is which is settled here; scikit-learn would warn that the bare arrays it is given have no names.
+    # Columns are matched here; scikit-learn would warn that arrays have no names.
     vars(estimator).pop("feature_names_in_", None)
     return estimator.set_output(transform="numpy")
 
@@ -474,8 +434,21 @@ def _refuse_option(name: str, value: Path | None) -> None:
         raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
 
 
-def _need_folder(output: Path) -> None:
-    """Fail before the work, not after it, if the result could not be written."""
-    output.parent.mkdir(parents=True, exist_ok=True)
+def _check_output(output: Path | None, *inputs: Path | None, table: bool = False) -> None:
+    """Raise before the work if the output cannot be written, or would overwrite an input."""
+    if output is None:
+        return
     if output.is_dir():
         raise ValueError(f"{output} is a folder; name a file.")
+    if not output.parent.is_dir():
+        raise ValueError(f"{output}: the folder {output.parent} does not exist; create it first.")
+    if table:
+        from kexpfam.data.tables import output_type
+
+        output_type(output)
+    if not output.is_file():
+        return
+    for path in inputs:
+        inside = path is not None and path.is_dir() and path.resolve() in output.resolve().parents
+        if inside or (path is not None and path.is_file() and path.samefile(output)):
+            raise ValueError(f"{output} is an input and is not overwritten; name another file.")

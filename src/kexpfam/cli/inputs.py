@@ -1,4 +1,4 @@
-"""What commands read: the options that say how a table is read, and the columns that a model takes from it."""
+"""Input of the commands: the options of reading a table, and the columns that a model takes from it."""
 
 import functools
 import inspect
@@ -8,82 +8,54 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kexpfam.cli.results import column_names
-
 if TYPE_CHECKING:
     import numpy as np
 
     from kexpfam.data.tables import Reading, Table
 
 __all__ = [
-    "Columns",
-    "Training",
-    "built_in",
-    "check_options",
+    "ColumnOptions",
+    "column_names",
     "kinds_of",
     "model_blocks",
     "model_rows",
     "names_in",
     "reading_for",
     "reads_tables",
-    "training",
 ]
 
-PANEL = "How the table is read"
-# Characters that a shell makes hard to type.
+# Names of characters that are hard to type in a shell.
 CHARACTERS = {"tab": "\t", r"\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "none": ""}
 
 
-class Training(NamedTuple):
-    """What a model is fitted to: features, targets if there are some, and the weights of rows if they have any."""
-
-    features: "Table"
-    targets: "Table | None"
-    weights: "np.ndarray | None"
+def _option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="How the table is read")
 
 
 def _reading(
     separator: Annotated[
-        str | None,
-        typer.Option(
-            help="What stands between cells: ';', tab, space, ...; default: found out.", rich_help_panel=PANEL
-        ),
+        str | None, _option(help="Separator of cells: ';', tab, space, ...; default: detected.")
     ] = None,
-    decimal: Annotated[
-        str | None,
-        typer.Option(help="The decimal mark, '.' or ','; default: found out.", rich_help_panel=PANEL),
-    ] = None,
-    quote: Annotated[
-        str,
-        typer.Option(help="What stands around cells that hold separators, or none.", rich_help_panel=PANEL),
-    ] = '"',
+    decimal: Annotated[str | None, _option(help="Decimal mark, '.' or ','; default: detected.")] = None,
+    quote: Annotated[str, _option(help="Quotes around cells that contain separators, or none.")] = '"',
     header: Annotated[
         bool | None,
-        typer.Option(
-            "--header/--no-header",
-            help="Whether the first row holds names; default: found out.",
-            rich_help_panel=PANEL,
-        ),
+        _option("--header/--no-header", help="Whether the first row contains names; default: detected."),
     ] = None,
-    encoding: Annotated[
-        str, typer.Option(help="The letters of the file: utf-8, latin-1, ...", rich_help_panel=PANEL)
-    ] = "utf-8",
+    encoding: Annotated[str, _option(help="Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
     missing: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A word for missing cells beside NA, nan, null and the like; may be repeated.",
-            rich_help_panel=PANEL,
-        ),
+        _option(help="Another word for missing cells besides NA, nan, ...; repeatable."),
     ] = None,
     drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Leave out rows with missing cells.", rich_help_panel=PANEL)
+        bool, _option("--drop-missing", help="Drop the rows with missing cells.")
     ] = False,
 ) -> "Reading":
     """Return the record of these options."""
-    from kexpfam.data.delimited import MISSING, Reading
+    from kexpfam.data.text import MISSING, Reading
 
     if decimal not in (None, ".", ","):
-        raise ValueError(f"--decimal is '.' or ',', got {decimal!r}.")
+        raise ValueError(f"--decimal must be '.' or ',', got {decimal!r}.")
     return Reading(
         separator=None if separator is None else CHARACTERS.get(separator, separator),
         decimal=decimal,
@@ -97,7 +69,7 @@ def _reading(
 
 
 def reads_tables(command: Callable) -> Callable:
-    """Give a command the options that say how a table is read; it gets them as one record, ``reading``."""
+    """Add the options of reading a table to a command, which gets them as one record, ``reading``."""
     own, options = inspect.signature(command), inspect.signature(_reading).parameters
 
     @functools.wraps(command)
@@ -112,8 +84,8 @@ def reads_tables(command: Callable) -> Callable:
     return reader
 
 
-class Columns(NamedTuple):
-    """The names that were given: of a density, of targets and their features, and of the weights."""
+class ColumnOptions(NamedTuple):
+    """Columns given on the command line: of p(x), or targets and features; of weights; and their kinds."""
 
     columns: list[str] | None
     targets: list[str] | None
@@ -121,147 +93,119 @@ class Columns(NamedTuple):
     weight: str | None
     kinds: dict[str, str] = {}
 
+    def check(self) -> None:
+        """Raise if the options exclude one another."""
+        if self.targets is not None and self.columns is not None:
+            raise ValueError("--columns is for densities without a target; with --target use --features.")
+        if self.targets is None and self.features is not None:
+            raise ValueError(
+                "--features needs --target, the columns to predict; without a target use --columns."
+            )
+
     def settings(self) -> dict[str, Any]:
-        """Return the kinds as an estimator takes them: those of targets are a setting of their own."""
+        """Return the kinds as settings of an estimator."""
         if self.targets is None:
             return {"columns": self.kinds or None}
         own = {name: kind for name, kind in self.kinds.items() if name in self.targets}
-        return {
-            "columns": {name: kind for name, kind in self.kinds.items() if name not in own} or None,
-            "target_columns": own or None,
-        }
+        others = {name: kind for name, kind in self.kinds.items() if name not in own}
+        return {"columns": others or None, "target_columns": own or None}
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the categories."""
+        return [name for name, kind in self.kinds.items() if kind.split(":")[0] == "category"]
 
 
-def training(data: Path, chosen: Columns, reading: "Reading") -> Training:
-    """Return what a model is fitted to; the features are all other columns unless they are named."""
-    from kexpfam.data.tables import read_parts, read_table
+def column_names(estimator: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the features and of the targets; p(x) has no targets."""
+    from kexpfam.data.tables import numbered
 
-    columns, targets, features, weight, kinds = chosen
-    reading = reading._replace(
-        labels=[name for name, kind in kinds.items() if kind.split(":")[0] == "category"]
-    )
-    check_options(chosen)
-    used = columns if targets is None else features
-    parts = [*([targets] if targets else []), *([[weight]] if weight else [])]
-    if not parts:
-        return Training(read_table(data, used, reading), None, None)
-    table, *rest = read_parts(data, parts, used, reading)
-    return Training(table, rest[0] if targets else None, rest[-1].values[:, 0] if weight else None)
-
-
-def check_options(chosen: Columns) -> None:
-    """Raise if names were given that do not go together."""
-    if chosen.targets is not None and chosen.columns is not None:
-        raise ValueError("--columns is for densities without a target; with --target use --features.")
-    if chosen.targets is None and chosen.features is not None:
-        raise ValueError(
-            "--features needs --target, the columns to predict; for the density of some columns use --columns."
-        )
-
-
-def built_in(name: str, chosen: Columns, rows: int, seed: int) -> Training | None:
-    """Return rows of a built-in set, or None if there is none of that name."""
-    from kexpfam.datasets import SYNTHETIC
-
-    if name not in SYNTHETIC:
-        return None
-    from kexpfam.data.tables import Table, numbered
-
-    if chosen.targets is not None:
-        raise ValueError(f"{name} is a built-in set without a target; --target is for files.")
-    given = {
-        "--columns": chosen.columns,
-        "--features": chosen.features,
-        "--weight": chosen.weight,
-        "--kind": chosen.kinds,
-    }
-    for option, value in given.items():
-        if value:
-            raise ValueError(f"{name} is a built-in set; {option} is for files.")
-    values = SYNTHETIC[name]().sample(rows, random_state=seed)
-    return Training(Table(numbered(values.shape[1]), values), None, None)
+    features = getattr(estimator, "column_names_", None) or numbered(estimator.n_features_in_)
+    if not estimator.conditional:
+        return features, []
+    y = estimator.training_data_[1]
+    unnamed = ["y"] if y.ndim == 1 or y.shape[1] == 1 else numbered(y.shape[1], "y")
+    return features, getattr(estimator, "target_names_", None) or unnamed
 
 
 def model_rows(estimator: Any, data: Path, reading: "Reading | None" = None) -> "tuple[np.ndarray, ...]":
-    """Return what the model takes from the file, by name: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import Table, read_values
+    """Return the model's columns of a file: the features, and the targets if it is conditional."""
+    from kexpfam.data.tables import Table, by_name_or_order, read_table
 
-    names = column_names(estimator)
-    known = [*names[0], *names[1]]
-    return _parts(Table(known, read_values(data, known, reading_for(estimator, reading))), *names)
+    features, targets = column_names(estimator)
+    known = [*features, *targets]
+    table = read_table(data, reading=reading_for(estimator, reading), choose=by_name_or_order(known))
+    return _parts(Table(known, table.values), len(features))
 
 
 def model_blocks(
     estimator: Any, data: Path, columns: list[str] | None, reading: "Reading | None"
 ) -> "Iterator[tuple[np.ndarray, ...]]":
-    """Yield what the model takes from the file, some rows at a time; ``columns`` are the names that its columns have there."""
-    from kexpfam.data.streams import table_blocks
-    from kexpfam.data.tables import by_name
+    """Yield the model's columns of a file in blocks of rows; ``columns`` are their names in the file."""
+    from kexpfam.data.tables import by_name, table_blocks
 
-    names = column_names(estimator)
-    known, reading = [*names[0], *names[1]], reading_for(estimator, reading)
-    chosen = None
+    features, targets = column_names(estimator)
+    known, reading = [*features, *targets], reading_for(estimator, reading)
+    choose = None
     if columns is not None:
         columns = _in_order(columns, known)
         reading = reading._replace(labels=[columns[known.index(name)] for name in reading.labels])
-        chosen = by_name(columns)
-    for block in table_blocks(data, columns or known, reading, chosen=chosen):
-        yield _parts(block, *names)
+        choose = by_name(columns)
+    for block in table_blocks(data, columns or known, reading, choose=choose):
+        yield _parts(block, len(features))
 
 
-def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np.ndarray, ...]":
-    width = len(features)
-    parts = [range(width), range(width, width + len(targets))] if targets else [range(width)]
-    return tuple(table.part(list(part)).values for part in parts)
+def _parts(table: "Table", width: int) -> "tuple[np.ndarray, ...]":
+    """Return the first columns, and the others if there are any."""
+    ends = [range(width), range(width, len(table.names))]
+    return tuple(table.part(part).values for part in ends if part)
 
 
 def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
-    """Return how a table is read for a model: its labels as texts, and gaps only if it knows what to do with them."""
-    from kexpfam.data.delimited import Reading
+    """Return how a table is read for a model: labels are its categories; gaps are kept if it has kinds."""
     from kexpfam.data.kinds import Category
+    from kexpfam.data.text import Reading
 
     reading = reading or Reading()
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
-    labels = [
-        name for name, kind in (kinds | estimator.target_columns_).items() if isinstance(kind, Category)
-    ]
-    # A column that is not one of labels holds numbers, and what is none is best named by its line.
-    return reading._replace(labels=[str(name) for name in labels], texts=False)
+    known = (kinds | estimator.target_columns_).items()
+    labels = [str(name) for name, kind in known if isinstance(kind, Category)]
+    return reading._replace(labels=labels, texts=False)
 
 
 def names_in(columns: str | None) -> list[str] | None:
-    """Return the names in a list with commas between them."""
+    """Return the names in a comma-separated list."""
     return None if columns is None else [name.strip() for name in columns.split(",")]
 
 
 def kinds_of(given: list[str] | None) -> dict[str, str]:
-    """Return the kinds of columns in ``share=bounded:0:1`` and the like, by name."""
-    kinds = {}
+    """Return the kinds of columns by name, from options such as ``share=bounded:0:1``."""
+    kinds = dict[str, str]()
     for text in given or ():
-        name, sign, kind = text.rpartition("=")
-        if not sign or not name.strip() or not kind.strip():
+        name, _, kind = (part.strip() for part in text.rpartition("="))
+        if not name or not kind:
             raise ValueError(
-                f"--kind is a column and its kind, as in --kind share=bounded:0:1; got {text!r}."
+                f"--kind needs a column and its kind, as in --kind share=bounded:0:1; got {text!r}."
             )
-        if name.strip() in kinds:
-            raise ValueError(f"--kind gives column {name.strip()!r} two kinds.")
-        kinds[name.strip()] = kind.strip()
+        if name in kinds:
+            raise ValueError(f"--kind gives column {name!r} two kinds.")
+        kinds[name] = kind
     return kinds
 
 
 def _in_order(columns: list[str], known: list[str]) -> list[str]:
-    """Return the user's names in the order of the model's: its own names find their places, others stand for them in turn."""
+    """Return the given names in the order of the model's columns; other names replace these in turn."""
     if sorted(columns) == sorted(known):
         return known
     if len(columns) != len(known):
         raise ValueError(
             f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}."
         )
-    astray = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
-    if astray:
+    moved = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
+    if moved:
         raise ValueError(
-            f"column {', '.join(astray)} is not in its place; name the columns in the order {', '.join(known)}."
+            f"column {', '.join(moved)} is not in its place; name them in the order {', '.join(known)}."
         )
     return columns

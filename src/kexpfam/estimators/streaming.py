@@ -12,8 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes
 from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
-from kexpfam.data.overview import Overview, look_over
-from kexpfam.data.passes import Sums, gone_through
+from kexpfam.data.passes import Overview, Sums, run_pass, take_overview
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import checked_weights, part_of
@@ -82,7 +81,7 @@ class Streamed(KernelModel):
             return super().score(X, y, sample_weight)  # type: ignore[misc]
         sums = Sums(partial(self._detached()._score_sums, weighted=sample_weight is not None), blocks.page)
         with listening(self.progress) as listener:
-            gone_through(self._paired(blocks, y, sample_weight), sums, stage="scoring", report=listener)
+            run_pass(self._paired(blocks, y, sample_weight), sums, stage="scoring", report=listener)
         count, total = sums.total
         return float(total / count)
 
@@ -132,7 +131,7 @@ class Streamed(KernelModel):
         """Fit to a sample of the rows, with all of them at hand for what is a sum over rows."""
         seed = seed_from(key_from(self.random_state))
         with listening(self.progress) as listener:
-            overview = look_over(blocks, settings.in_memory, seed=seed, report=listener)
+            overview = take_overview(blocks, settings.in_memory, seed=seed, report=listener)
         self._check_ranges(overview)
         *tables, weight = overview.sample if weighted else (*overview.sample, None)
         # With few enough rows the sample is all of them.
@@ -168,7 +167,7 @@ class Streamed(KernelModel):
         if self._blocks is None:
             return super()._mean_feature(space, part, scaling, dims, listener)
         work = partial(self._detached()._feature_sums, space, scaling, dims, weighted=self._weighted)
-        sums = gone_through(self._blocks, Sums(work, self._blocks.page), stage="summing", report=listener)
+        sums = run_pass(self._blocks, Sums(work, self._blocks.page), stage="summing", report=listener)
         count, left_out, *totals = sums.total
         if left_out:
             some = f"{left_out:.0f} of {sums.rows} rows have missing cells"
