@@ -98,3 +98,46 @@ def test_the_model_is_that_of_the_table(folder, table, tmp_path):
 def test_names_that_cannot_be_are_refused(folder, chosen, message):
     with pytest.raises(ValueError, match=message):
         training(folder, chosen, Reading())
+
+
+class TestRoles:
+    @pytest.fixture
+    def path(self, tmp_path):
+        (tmp_path / "data.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
+        return tmp_path / "data.csv"
+
+    @pytest.mark.parametrize(
+        ("targets", "features", "expected"),
+        [
+            (["b"], None, (["a", "c"], [[1, 3], [4, 6]], [2, 5])),
+            (["b"], ["c", "a"], (["c", "a"], [[3, 1], [6, 4]], [2, 5])),
+            (["c", "a"], None, (["b"], [[2], [5]], [[3, 1], [6, 4]])),
+        ],
+    )
+    def test_features_are_named_or_all_other_columns(self, path, targets, features, expected):
+        found = training(path, ColumnOptions(None, targets, features, None), Reading())
+        X, y = found.rows
+        assert (found.features, X.tolist(), y.tolist()) == expected
+        assert found.targets == targets
+
+    @pytest.mark.parametrize(
+        ("targets", "features", "message"),
+        [
+            (["b"], ["a", "b"], "column 'b' is named twice"),
+            (["b", "b"], None, "column 'b' is named twice"),
+            (["d"], None, "no column 'd'; there are a, b, c"),
+            (["b"], ["d"], "no column 'd'; there are a, b, c"),
+            (["a", "b", "c"], None, "no column is left for the features; there are a, b, c"),
+            (["a"], [], "no column is left for the features; there are a"),
+        ],
+    )
+    def test_names_without_a_role_are_refused(self, path, targets, features, message):
+        with pytest.raises(ValueError, match=message):
+            training(path, ColumnOptions(None, targets, features, None), Reading())
+
+    def test_columns_without_a_role_are_not_read(self, tmp_path):
+        (tmp_path / "data.csv").write_text("a,b,c\n1,2,x\n")
+        found = training(tmp_path / "data.csv", ColumnOptions(None, ["b"], ["a"], None), Reading())
+        assert found.rows[0].tolist() == [[1.0]]
+        with pytest.raises(ValueError, match="column 'c' is 'x'"):
+            training(tmp_path / "data.csv", ColumnOptions(None, ["b"], None, None), Reading())

@@ -21,11 +21,9 @@ from kexpfam.data.tables import (
     DroppedRowsWarning,
     MissingColumnError,
     Reading,
-    Table,
     TableError,
     by_name_or_order,
     numbered,
-    read_parts,
     read_table,
     write_table,
 )
@@ -209,49 +207,6 @@ def test_a_name_that_two_columns_have_is_refused_where_it_is_asked_for(tmp_path)
     np.testing.assert_array_equal(read_table(path, ["b"]).values, [[3.0]])
     with pytest.raises(TableError, match="several columns are called 'a'; rename them"):
         read_table(path)
-
-
-class TestPairs:
-    @pytest.fixture
-    def path(self, tmp_path):
-        return csv_file(tmp_path, "a,b,c\n1,2.5,-3\n4,1e-300,6\n")
-
-    def test_all_other_columns_are_features(self, path):
-        features, targets = read_parts(path, [["b"]])
-        assert (features.names, targets.names) == (["a", "c"], ["b"])
-        np.testing.assert_array_equal(features.values, VALUES[:, [0, 2]])
-        np.testing.assert_array_equal(targets.values, VALUES[:, [1]])
-
-    def test_named_columns_come_in_the_order_of_the_names(self, path):
-        features, targets = read_parts(path, [["b"]], ["c", "a"])
-        assert (features.names, targets.names) == (["c", "a"], ["b"])
-        np.testing.assert_array_equal(features.values, VALUES[:, [2, 0]])
-
-    def test_several_targets(self, path):
-        features, targets = read_parts(path, [["c", "a"]])
-        assert (features.names, targets.names) == (["b"], ["c", "a"])
-        np.testing.assert_array_equal(targets.values, VALUES[:, [2, 0]])
-
-    @pytest.mark.parametrize(
-        ("targets", "features", "message"),
-        [
-            (["b"], ["a", "b"], "column 'b' is named twice"),
-            (["b", "b"], None, "column 'b' is named twice"),
-            (["d"], None, "no column 'd'; there are a, b, c"),
-            (["b"], ["d"], "no column 'd'; there are a, b, c"),
-            (["a", "b", "c"], None, "no column is left for the features; there are a, b, c"),
-            (["a"], [], "no column is left for the features; there are a"),
-        ],
-    )
-    def test_names_that_make_no_pair(self, path, targets, features, message):
-        with pytest.raises(TableError, match=message):
-            read_parts(path, [targets], features)
-
-    def test_text_in_a_column_that_nobody_named_does_not_matter(self, tmp_path):
-        path = csv_file(tmp_path, "a,b,c\n1,2,x\n")
-        assert read_parts(path, [["b"]], ["a"])[0] == Table(["a"], np.array([[1.0]]))
-        with pytest.raises(TableError, match="column 'c' is 'x'"):
-            read_parts(path, [["b"]])
 
 
 class TestValues:

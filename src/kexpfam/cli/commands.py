@@ -232,17 +232,9 @@ def fit(
     table = built_in(data, chosen, rows, seed)
     _check_output(output, checkpoint, None if table else Path(data))
     first = is_first_process(data, processes, coordinator, process_id, checkpoint)
-    settings = {
-        "kernel": kernel,
-        "base": base,
-        "effort": effort,
-        "lengthscale": lengthscale,
-        "rkhs_penalty": rkhs_penalty,
-        "solver": solver,
-        "random_state": seed,
-        "checkpoint": checkpoint,
-        "progress": first and not quiet and sys.stderr.isatty(),
-    }
+    settings = {"kernel": kernel, "base": base, "effort": effort, "solver": solver, "random_state": seed}
+    settings |= {"lengthscale": lengthscale, "rkhs_penalty": rkhs_penalty, "checkpoint": checkpoint}
+    settings |= {"progress": first and not quiet and sys.stderr.isatty()}
     table = table or training(Path(data), chosen, reading)
     estimator, what, score = fitted(table, settings | chosen.settings())
     if not first:

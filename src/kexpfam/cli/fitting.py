@@ -1,15 +1,15 @@
 """The command ``fit``: its training data, in memory or in blocks of rows, and the fitted model."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kexpfam.cli.inputs import ColumnOptions
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from kexpfam.data.blocks import RowBlocks
     from kexpfam.data.tables import Reading, Table
 
 __all__ = ["Training", "built_in", "fitted", "training"]
@@ -66,7 +66,7 @@ def training(data: Path, chosen: ColumnOptions, reading: "Reading") -> Training:
     A folder of Parquet files, and a binary file of more rows than fit in memory, are read in blocks.
     """
     from kexpfam.data.blocks import DATASETS, Rows, row_blocks
-    from kexpfam.data.tables import read_parts, read_table
+    from kexpfam.data.tables import read_table
 
     chosen.check()
     reading = reading._replace(labels=chosen.labels)
@@ -74,83 +74,89 @@ def training(data: Path, chosen: ColumnOptions, reading: "Reading") -> Training:
         blocks = row_blocks(data, Rows())
         if blocks is not None and (data.is_dir() or (blocks.rows or 0) > Rows().in_memory):
             return _in_blocks(data, blocks, chosen, reading)
+    roles: list[_Roles] = []
+
+    def choose(place: str, names: list[str] | None, width: int) -> list[int]:
+        positions, found = _roles(place, names, width, chosen)
+        roles.append(found)
+        return positions
+
+    table = read_table(data, reading=reading, choose=choose)
+    (found,) = roles
+    return Training(found.features, found.targets or None, found.split(table), found.weights(table))
+
+
+class _Roles(NamedTuple):
+    """The names of features, targets and weights, which are the columns of a table in this order."""
+
+    features: list[str]
+    targets: list[str]
+    weight: list[str]
+
+    def split(self, table: "Table") -> tuple[Any, ...]:
+        """Return the features, and the targets if there are any; a single target is a vector."""
+        width, count = len(self.features), len(self.targets)
+        X, y = (table.part(range(*ends)).values for ends in ((0, width), (width, width + count)))
+        return (X, y[:, 0] if count == 1 else y) if count else (X,)
+
+    def weights(self, table: "Table") -> "np.ndarray | None":
+        return table.part([len(table.names) - 1]).values[:, 0] if self.weight else None
+
+
+def _roles(
+    place: str, names: list[str] | None, width: int, chosen: ColumnOptions
+) -> tuple[list[int], _Roles]:
+    """Return the positions and the roles of the columns; each column must exist and have one role."""
+    from kexpfam.data.tables import by_name, numbered
+
     used = chosen.columns if chosen.targets is None else chosen.features
-    parts = [part for part in (chosen.targets, [chosen.weight] if chosen.weight else None) if part]
-    if not parts:
-        table = read_table(data, used, reading)
-        return Training(table.names, None, (table.values,))
-    features, *rest = read_parts(data, parts, used, reading)
-    weights = rest[-1].values[:, 0] if chosen.weight else None
-    if chosen.targets is None:
-        return Training(features.names, None, (features.values,), weights)
-    return Training(features.names, rest[0].names, (features.values, _target(rest[0])), weights)
-
-
-def _target(table: "Table") -> "np.ndarray":
-    """Return targets, a single one as a vector."""
-    return table.values[:, 0] if len(table.names) == 1 else table.values
-
-
-def _in_blocks(data: Path, blocks: Any, chosen: ColumnOptions, reading: "Reading") -> Training:
-    import numpy as np
-
-    from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
-    from kexpfam.data.tables import Table, converted, warn_of_dropped
-
-    features, targets, weight = _roles(data, _names(blocks, data), chosen)
-    names, ends = [*features, *targets, *weight], (len(features), len(features) + len(targets))
-    if data.suffix.lower() != ".npy":
-        blocks = row_blocks(data, Rows(), columns=names)
-    convert = partial(converted, str(data), names)
-
-    def split(table: Table) -> Any:
-        X, y = table.part(range(ends[0])).values, table.part(range(*ends))
-        return (X, _target(y)) if targets else X
-
-    def whole_rows(_: Any) -> Iterator[Table]:
-        seen = kept = 0
-        for block in blocks:
-            table = convert(block, reading, seen)
-            seen, kept = seen + len(block), kept + len(table.values)
-            yield table
-        warn_of_dropped(str(data), seen - kept, seen)
-
-    weights = None
-    if weight:
-        of_block = lambda table: table.part([ends[1]]).values[:, 0]
-        weights = np.concatenate([of_block(table) for table in whole_rows(None)])
-    if reading.gaps == "drop":  # the numbers of rows that remain are unknown before reading
-        rows = RowBlocks(lambda source: map(split, whole_rows(source)))
-    else:
-        rows = blocks.then(lambda block, start: split(convert(block, reading, start)))
-    return Training(features, targets or None, (rows,), weights)
-
-
-def _names(blocks: Any, data: Path) -> list[str]:
-    """Return the names of the columns of the first block."""
-    from kexpfam.data.tables import numbered
-
-    first = next(iter(blocks), None)
-    if first is None:
-        raise ValueError(f"{data}: there is no row of data.")
-    return list(getattr(first, "column_names", numbered(first.shape[1])))
-
-
-def _roles(data: Path, names: list[str], chosen: ColumnOptions) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of features, targets and weights; each must exist and have one role."""
-    used = chosen.columns or chosen.features
-    targets = chosen.targets or []
-    weight = [chosen.weight] if chosen.weight else []
-    features = [name for name in names if name not in (*targets, *weight)] if used is None else used
-    named = [*features, *targets, *weight]
-    missing = [name for name in named if name not in names]
-    if missing:
-        raise ValueError(f"{data}: no column {', '.join(map(repr, missing))}; there are {', '.join(names)}.")
+    targets, weight = chosen.targets or [], [chosen.weight] if chosen.weight else []
+    known = numbered(width) if names is None else names
+    if used is None:
+        by_name(None)(place, names, width)
+        used = [name for name in known if name not in (*targets, *weight)]
+    named = [*used, *targets, *weight]
     twice = [name for name in named if named.count(name) > 1]
     if twice:
         raise ValueError(
-            f"{data}: column {twice[0]!r} is named twice; a column is a feature, a target or a weight."
+            f"{place}: column {twice[0]!r} is named twice; a column is a feature, a target or a weight."
         )
-    if not features:
-        raise ValueError(f"{data}: no column is left for the features; there are {', '.join(names)}.")
-    return features, targets, weight
+    positions = by_name(named)(place, names, width)
+    if not used:
+        raise ValueError(f"{place}: no column is left for the features; there are {', '.join(known)}.")
+    return positions, _Roles(used, targets, weight)
+
+
+def _in_blocks(data: Path, blocks: "RowBlocks", chosen: ColumnOptions, reading: "Reading") -> Training:
+    import numpy as np
+
+    from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
+    from kexpfam.data.tables import converted, warn_of_dropped
+
+    place, first = str(data), next(iter(blocks), None)
+    if first is None:
+        raise ValueError(f"{place}: there is no row of data.")
+    _, roles = _roles(place, getattr(first, "column_names", None), first.shape[1], chosen)
+    names = [*roles.features, *roles.targets, *roles.weight]
+    if not isinstance(first, np.ndarray):
+        blocks = row_blocks(data, Rows(), columns=names) or blocks
+
+    def split(table: "Table") -> Any:
+        parts = roles.split(table)
+        return parts if len(parts) > 1 else parts[0]
+
+    def whole_rows(_: Any) -> "Iterator[Table]":
+        seen = kept = 0
+        for block in blocks:
+            table = converted(place, names, block, reading, seen)
+            seen, kept = seen + len(block), kept + len(table.values)
+            yield table
+        warn_of_dropped(place, seen - kept, seen)
+
+    rows = blocks.then(lambda block, start: split(converted(place, names, block, reading, start)))
+    if reading.gaps == "drop":  # the number of rows that remain is unknown before reading
+        rows = RowBlocks(lambda source: map(split, whole_rows(source)))
+    weights = None
+    if roles.weight:
+        weights = np.concatenate([cast("np.ndarray", roles.weights(table)) for table in whole_rows(None)])
+    return Training(roles.features, roles.targets or None, (rows,), weights)

@@ -20,15 +20,7 @@ import typer
 
 from kexpfam.cli.results import message
 
-__all__ = [
-    "LOST",
-    "Coordinator",
-    "ProcessId",
-    "Processes",
-    "is_first_process",
-    "launch",
-    "started_by_launcher",
-]
+__all__ = ["LOST", "Coordinator", "ProcessId", "Processes", "is_first_process", "started_by_launcher"]
 
 
 def _option(help: str, **limits: Any) -> Any:

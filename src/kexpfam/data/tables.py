@@ -40,7 +40,6 @@ __all__ = [
     "converted",
     "numbered",
     "output_type",
-    "read_parts",
     "read_table",
     "table_blocks",
     "warn_of_dropped",
@@ -133,25 +132,6 @@ def read_table(
         raise TableError(f"{opened.place}: every row has a missing cell; --drop-missing leaves no row.")
     warn_of_dropped(opened.place, rows - len(table.values), rows)
     return table
-
-
-def read_parts(
-    path: Path, parts: list[list[str]], rest: list[str] | None = None, reading: Reading | None = None
-) -> list[Table]:
-    """Return the columns of ``rest``, all others by default, and then those of each part."""
-    named = [*(rest or []), *(name for part in parts for name in part)]
-    repeated = _repeated(named)
-    if repeated:
-        raise TableError(
-            f"{path}: column {_quoted(repeated)} is named twice; a column is a feature, a target or a weight."
-        )
-    table = read_table(path, None if rest is None else named, reading)
-    chosen = [_positions(str(path), table.names, len(table.names), columns=part) for part in parts]
-    taken = {position for part in chosen for position in part}
-    others = [j for j in range(len(table.names)) if j not in taken]
-    if not others:
-        raise TableError(f"{path}: no column is left for the features; there are {', '.join(table.names)}.")
-    return [table.part(others), *map(table.part, chosen)]
 
 
 def table_blocks(
@@ -391,14 +371,10 @@ def _positions(place: str, names: list[str] | None, width: int, *, columns: list
     ambiguous = [name for name in dict.fromkeys(columns) if known.count(name) > 1]
     if ambiguous:
         raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
-    repeated = _repeated(columns)
+    repeated = [name for name in dict.fromkeys(columns) if columns.count(name) > 1]
     if repeated:
         raise TableError(f"{place}: column {_quoted(repeated)} is named twice.")
     return [known.index(name) for name in columns]
-
-
-def _repeated(names: list[str]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
 def _quoted(names: list[str]) -> str:
