@@ -245,6 +245,7 @@ DIALECTS = {
     "single quotes": ("'a','b','c'\n'1','2.5','-3'\n4,1e-300,6\n", "data.csv", Reading(quote="'")),
     "all quoted": ('"a","b","c"\n"1","2.5","-3"\n"4","1e-300","6"\n', "data.csv", Reading()),
     "a name with a line break": ('a,"b\nof it",c\n1,2.5,-3\n4,1e-300,6\n', "data.csv", Reading()),
+    "long names": (f"{'a' * 90_000},b,c\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading()),
     "numbers for names": ("2019,2020,2021\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(header=True)),
     "latin letters": ("ä,ö,c\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(encoding="latin-1")),
     "a gap": ("a,b,c\n1,2.5,-3\n7,,8\n4,1e-300,6\n", "data.csv", Reading(gaps="drop")),

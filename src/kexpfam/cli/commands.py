@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
+from typer import Argument, Option
 
 import kexpfam
 from kexpfam.cli.fitting import built_in, fitted, training
@@ -81,26 +82,26 @@ def _file_output(path: Path | None) -> Path | None:
 
 
 def _file_option(help: str) -> Any:
-    return typer.Option("--output", "-o", callback=_file_output, help=help)
+    return Option("--output", "-o", callback=_file_output, help=help)
 
 
 FILES = "A .csv, .tsv, .txt, .npy, .parquet or .feather file"
 TABLES = ".csv, .tsv, .npy, .parquet or .feather"
-Model = Annotated[Path, typer.Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
-Data = Annotated[Path, typer.Argument(help=f"{FILES}, compressed or not; - is standard input.")]
+Model = Annotated[Path, Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
+Data = Annotated[Path, Argument(help=f"{FILES}, compressed or not; - is standard input.")]
 Names = str | None
 TableFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         callback=_table_output,
         help=f"A {TABLES} file; default, -: CSV to standard output.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")]
+Seed = Annotated[int, Option(help="The same seed gives the same result.")]
+Json = Annotated[bool, Option("--json", help="Write JSON.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")]
 
 
 def main() -> None:
@@ -157,7 +158,7 @@ def _show_version(asked: bool) -> bool:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
 ]
 
 
@@ -178,48 +179,34 @@ def start(version: Version = False) -> None:
 def fit(
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help=f"{FILES}, a folder of .parquet files, - for standard input, or a built-in set: "
             "two-moons, rings or grid."
         ),
     ],
     output: Annotated[Path, _file_option("The model file to write.")],
     reading: Any,
-    columns: Annotated[Names, typer.Option(help="Columns to use, comma-separated; default: all.")] = None,
-    target: Annotated[
-        Names, typer.Option(help="Columns to predict, comma-separated: fits p(target | features).")
-    ] = None,
-    features: Annotated[
-        Names, typer.Option(help="Columns to predict from; default: all but the target.")
-    ] = None,
-    weight: Annotated[
-        Names, typer.Option(help="The column of weights; a row of weight 2 counts as two rows.")
-    ] = None,
+    columns: Annotated[Names, Option(help="Columns to use, comma-separated; default: all.")] = None,
+    target: Annotated[Names, Option(help="Columns to predict: fits p(target | features).")] = None,
+    features: Annotated[Names, Option(help="Columns to predict from; default: all others.")] = None,
+    weight: Annotated[Names, Option(help="Column of weights; a row of weight 2 counts as two.")] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="The kind of a column, as in share=bounded:0:1: real, positive, bounded, periodic, integer, "
             "count, category, atom; repeatable. Columns of text are categories."
         ),
     ] = None,
-    solver: Annotated[
-        str, typer.Option(help="auto, exact, dde, ...; an unknown name prints the list of valid names.")
-    ] = "auto",
+    solver: Annotated[str, Option(help="auto, exact, dde, ...; an unknown name lists all.")] = "auto",
     kernel: Annotated[
-        str, typer.Option(help="gaussian, laplace, matern32, ...; an unknown name prints the valid names.")
+        str, Option(help="gaussian, laplace, matern32, ...; an unknown name lists all.")
     ] = "gaussian",
-    base: Annotated[
-        Names, typer.Option(help="gaussian, box, mixture or chain; default: chosen from the data.")
-    ] = None,
-    effort: Annotated[
-        str, typer.Option(help="fast, default or best: the time spent on learned bases.")
-    ] = "default",
-    lengthscale: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
-    rkhs_penalty: Annotated[float | None, typer.Option(help="Default: chosen from the data.")] = None,
-    rows: Annotated[int, typer.Option(help="Number of rows of a built-in set.")] = 500,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A file to resume from after an interruption.")
-    ] = None,
+    base: Annotated[Names, Option(help="gaussian, box, mixture or chain; default: chosen.")] = None,
+    effort: Annotated[str, Option(help="fast, default or best: time for learned bases.")] = "default",
+    lengthscale: Annotated[float | None, Option(help="Default: chosen from the data.")] = None,
+    rkhs_penalty: Annotated[float | None, Option(help="Default: chosen from the data.")] = None,
+    rows: Annotated[int, Option(help="Number of rows of a built-in set.")] = 500,
+    checkpoint: Annotated[Path | None, Option(help="File to resume from after an interruption.")] = None,
     processes: Processes = None,
     coordinator: Coordinator = None,
     process_id: ProcessId = None,
@@ -232,8 +219,9 @@ def fit(
     table = built_in(data, chosen, rows, seed)
     _check_output(output, checkpoint, None if table else Path(data))
     first = is_first_process(data, processes, coordinator, process_id, checkpoint)
-    settings = {"kernel": kernel, "base": base, "effort": effort, "solver": solver, "random_state": seed}
-    settings |= {"lengthscale": lengthscale, "rkhs_penalty": rkhs_penalty, "checkpoint": checkpoint}
+    settings: dict[str, Any] = {"kernel": kernel, "base": base, "effort": effort, "solver": solver}
+    settings |= {"lengthscale": lengthscale, "rkhs_penalty": rkhs_penalty}
+    settings |= {"random_state": seed, "checkpoint": checkpoint}
     settings |= {"progress": first and not quiet and sys.stderr.isatty()}
     table = table or training(Path(data), chosen, reading)
     estimator, what, score = fitted(table, settings | chosen.settings())
@@ -252,7 +240,7 @@ def score(
     reading: Any,
     columns: Annotated[
         Names,
-        typer.Option(help="Names of the model's columns in DATA, comma-separated; default: as in the fit."),
+        Option(help="Names of the model's columns in DATA; default: as fitted."),
     ] = None,
     output: TableFile = None,
     json: Json = False,
@@ -286,15 +274,9 @@ def score(
 def sample(
     model: Model,
     reading: Any,
-    number: Annotated[
-        int, typer.Option("--number", "-n", help="Number of draws; per row of --at if that is given.")
-    ] = 1000,
-    at: Annotated[
-        Path | None, typer.Option(help="A table of features; required if the model is conditional.")
-    ] = None,
-    refine: Annotated[
-        int, typer.Option(help="Steps of HMC after importance resampling; 0 uses the fitted sampler only.")
-    ] = 0,
+    number: Annotated[int, Option("--number", "-n", help="Draws, per row of --at if given.")] = 1000,
+    at: Annotated[Path | None, Option(help="Table of features, for a conditional model.")] = None,
+    refine: Annotated[int, Option(help="HMC steps after importance resampling; 0: sampler only.")] = 0,
     output: TableFile = None,
     seed: Seed = 0,
 ) -> None:
@@ -316,7 +298,7 @@ def sample(
 def plot(
     model: Model,
     output: Annotated[Path, _file_option("A .png, .pdf or .svg file.")],
-    trace: Annotated[bool, typer.Option("--trace", help="Plot the steps of the solver instead.")] = False,
+    trace: Annotated[bool, Option("--trace", help="Plot the steps of the solver instead.")] = False,
     seed: Seed = 0,
 ) -> None:
     """Plot the density, the learned f, and data beside samples; of a conditional model, its intervals."""
@@ -331,19 +313,12 @@ def plot(
     typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
-HeldOut = Annotated[
-    Path | None, typer.Option(help="Rows that were not used in the fit; default: the training rows.")
-]
-
-
 @_command("diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv")
 @reads_tables
 def diagnose(
     model: Model,
     reading: Any,
-    data: Annotated[
-        Path | None, typer.Option(help="Held-out rows for the calibration of a conditional model.")
-    ] = None,
+    data: Annotated[Path | None, Option(help="Held-out rows, for a conditional model.")] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -362,7 +337,7 @@ def report(
     model: Model,
     output: Annotated[Path, _file_option("The .html file to write.")],
     reading: Any,
-    data: HeldOut = None,
+    data: Annotated[Path | None, Option(help="Held-out rows; default: training rows.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Write one page on the model: verdict, columns, plots, calibration, relevance."""
@@ -380,10 +355,10 @@ def report(
 )
 @reads_tables
 def compare(
-    models: Annotated[list[Path], typer.Argument(help="Two or more model files.")],
-    data: Annotated[Path, typer.Option(help="Rows that were not used in any of the fits.")],
+    models: Annotated[list[Path], Argument(help="Two or more model files.")],
+    data: Annotated[Path, Option(help="Rows that were not used in any of the fits.")],
     reading: Any,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .html file with plots.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="A .html file with plots.")] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:

@@ -6,6 +6,7 @@ import io
 import lzma
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ __all__ = ["MISSING", "OPENING", "Reading", "TableError", "TextFile", "cells_of"
 MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
 SEPARATORS = (",", ";", "\t", "|")
 # Bytes and rows of the start of a file from which its form is detected.
-OPENING, OPENING_ROWS = 65536, 50
+OPENING, OPENING_ROWS = 2**18, 50
 # Bytes per batch; pyarrow reads at most 32 batches ahead.
 BATCH_BYTES = 2**20
 NUMBER = r"^[+-]?((\d+{0}?\d*|{0}\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
@@ -136,8 +137,8 @@ def _unreadable(place: str, error: BaseException) -> TableError:
 def _first_rows(text: str, separator: str, reading: Reading, *, whole: bool) -> list[tuple[int, list[str]]]:
     """Return the first rows, each after the number of its last line, without a row that is cut short."""
     reader = csv.reader(io.StringIO(text, newline=""), **_dialect(separator, reading))
-    rows = [(reader.line_num, row) for row in reader if row]
-    return rows[:OPENING_ROWS] if whole or len(rows) == 1 else rows[:-1][:OPENING_ROWS]
+    rows = list(islice(((reader.line_num, row) for row in reader if row), OPENING_ROWS + 1))
+    return rows[:OPENING_ROWS] if whole or len(rows) == 1 else rows[:-1]
 
 
 def _dialect(separator: str, reading: Reading) -> dict[str, Any]:
