@@ -34,14 +34,14 @@ COMMAND = [sys.executable, "-c", "from kexpfam.cli import main; main()"]
 def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> dict[str, float]:
     """Save the fitted model and return the seconds of each stage in one of several processes."""
     from kexpfam import KernelExpFamily
-    from kexpfam.data import overview
-    from kexpfam.estimators import streaming
+    from kexpfam.data import passes
+    from kexpfam.estimators import row_source
     from kexpfam.fit.learned import Learned
     from kexpfam.processes import join
 
     if processes > 1:
         join("127.0.0.1:29533", processes, rank)
-    seconds, processor, go = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0), streaming.gone_through
+    seconds, processor, go = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0), row_source.run_pass
 
     def timed(blocks, summary, *, stage, report=None):
         started, used = time.perf_counter(), time.process_time()
@@ -50,7 +50,7 @@ def timed_fit(path: Path, rank: int, processes: int, learned: bool = False) -> d
         processor[stage] += time.process_time() - used
         return found
 
-    streaming.gone_through = overview.gone_through = timed
+    row_source.run_pass = passes.run_pass = timed
     brief = {"model": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)}
     settings = brief if learned else {"lengthscale": 0.3, "rkhs_penalty": 1e-4}
     model = KernelExpFamily(**settings, random_state=0).fit(path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import subprocess
@@ -22,9 +23,16 @@ def write(path, content=b"new"):
         file.write(content)
 
 
+def write_text(path):
+    with written(path) as file:
+        stream = io.TextIOWrapper(file)
+        write_csv(stream, ["a"], [[np.ones(1)]])
+        stream.detach()
+
+
 WRITERS = {
     "bytes": (write, lambda path: path.read_bytes() == b"new"),
-    "csv": (lambda path: write_csv(path, ["a"], [[1.0]]), lambda path: path.read_bytes() == b"a\n1.0\n"),
+    "csv": (write_text, lambda path: path.read_bytes() == b"a\n1.0\n"),
     "model": (lambda path: save_tree(path, "new", {}, {}), lambda path: load_tree(path)[0] == "new"),
     "checkpoint": (
         lambda path: Checkpoint(path, "task").write({"x": np.ones(2)}),
@@ -98,7 +106,10 @@ def test_a_device_of_characters_is_written_into_and_one_of_blocks_is_refused(tmp
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
 def test_standard_output_is_written_into_wherever_it_leads(tmp_path, mode):
-    program = "from pathlib import Path; from kexpfam.data.tables import write_csv; write_csv(Path('/dev/stdout'), ['a'], [[1]])"
+    program = (
+        "import numpy, pathlib; from kexpfam.data.tables import write_table\n"
+        "write_table(pathlib.Path('/dev/stdout'), ['a'], [[numpy.array([1])]])"
+    )
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert piped.stdout == b"a\n1\n"
     (tmp_path / "out.csv").write_bytes(b"before\n")
@@ -175,10 +186,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "out.csv"
     path.write_bytes(b"old")
     program = (
-        "import resource, signal; from pathlib import Path; from kexpfam.data.tables import write_csv\n"
+        "import numpy, resource, signal; from pathlib import Path; from kexpfam.data.tables import write_table\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-        f"write_csv(Path({str(path)!r}), ['a'], ([i] for i in range(100_000)))\n"
+        f"write_table(Path({str(path)!r}), ['a'], ([numpy.ones(100)] for _ in range(1000)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "File too large" in done.stderr

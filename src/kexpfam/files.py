@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and never in the place of a link, a device or a pipe."""
+"""Atomic writing of files: completely or not at all; links, devices and pipes are not replaced."""
 
 import contextlib
 import errno
@@ -14,15 +14,15 @@ __all__ = ["written"]
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write to, which takes the place of ``path`` once all of it is on the disk; a failure leaves no trace.
+    """Open a temporary file that replaces ``path`` once it is complete; it is removed after a failure.
 
-    A symbolic link is followed and stays: what it points to is written. A pipe, a terminal, a device of characters and the
-    process's own output are written into as the bytes come, since they cannot be replaced; a device of blocks is refused. A
-    file that is there keeps its permissions, and one that may not be written stays as it is.
+    The target of a symbolic link is replaced, not the link. Pipes, terminals, character devices and the
+    process's own output are written to directly; block devices are refused. An existing file keeps its
+    permissions, and a write-protected file is refused.
     """
     there = _state(path)
     if there is not None and not _replaceable(path, there):
-        # Without O_CREAT and O_TRUNC nothing can be made or emptied here; appending is all that a stream knows.
+        # Without O_CREAT and O_TRUNC no file is created or emptied.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
             yield stream
         return
@@ -43,7 +43,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _state(path: Path) -> os.stat_result | None:
-    """Return what stands at the path, links followed, or None if there is nothing; a loop of links raises."""
+    """Return the status of the path with links followed, None if it does not exist."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def _state(path: Path) -> os.stat_result | None:
 
 
 def _replaceable(path: Path, there: os.stat_result) -> bool:
-    """Return whether another file may take the place of this one, or raise if nothing may be written there."""
+    """Return whether the file may be replaced; raise if it must not be written."""
     if stat.S_ISDIR(there.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", str(path))
     if stat.S_ISBLK(there.st_mode):
@@ -62,7 +62,7 @@ def _replaceable(path: Path, there: os.stat_result) -> bool:
 
 
 def _is_own_output(there: os.stat_result) -> bool:
-    """Return whether this file is where the process prints to: /dev/stdout after ``> file``, say."""
+    """Return whether this is the process's own output, such as /dev/stdout after ``> file``."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # a closed descriptor
             if os.path.samestat(there, os.fstat(descriptor)):
@@ -71,7 +71,7 @@ def _is_own_output(there: os.stat_result) -> bool:
 
 
 def _made(temporary: Path, path: Path) -> BinaryIO:
-    # Not tempfile: its files are readable by their owner only, and stay so after the renaming.
+    # Files of tempfile would be readable by their owner only.
     try:
         return open(temporary, "xb")
     except OSError as error:
@@ -79,7 +79,7 @@ def _made(temporary: Path, path: Path) -> BinaryIO:
 
 
 def _settle(folder: Path) -> None:
-    """Have the folder's own entry written to the disk, so that a renaming outlives a power cut; not every system can."""
+    """Flush the folder to disk, where supported, so that the renaming survives a power failure."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks, with_targets
-from kexpfam.data.overview import look_over
+from kexpfam.data.passes import take_overview
 
 SETTINGS = Rows(in_memory=100, block=37)
 NAMES = ["a", "b", "c"]
@@ -95,7 +95,7 @@ def test_every_source_gives_all_rows_in_order_each_time(kind, values, tmp_path):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_the_sample_does_not_depend_on_the_source(kind, values, tmp_path):
-    overview = look_over(row_blocks(SOURCES[kind](values, tmp_path), SETTINGS), 40, seed=3)
+    overview = take_overview(row_blocks(SOURCES[kind](values, tmp_path), SETTINGS), 40, seed=3)
     expected = np.sort(np.argsort(np.random.default_rng(3).random(500))[:40])
     assert overview.rows == 500
     assert np.array_equal(np.asarray(overview.sample[0]), values[expected])
@@ -108,7 +108,7 @@ def test_every_row_is_as_likely_to_be_in_the_sample():
     blocks = RowBlocks(lambda _: np.array_split(rows, 4))
     seen = np.zeros(60)
     for seed in range(draws):
-        seen[look_over(blocks, most, seed=seed).sample[0][:, 0].astype(int)] += 1.0
+        seen[take_overview(blocks, most, seed=seed).sample[0][:, 0].astype(int)] += 1.0
     share = most / 60
     # 60 frequencies: the largest of so many normal deviates is beyond 4.5 once in two thousand runs.
     assert np.abs(seen / draws - share).max() < 4.5 * np.sqrt(share * (1.0 - share) / draws)
@@ -118,7 +118,7 @@ def test_few_rows_are_no_blocks_and_are_all_in_a_sample(values):
     assert row_blocks(values[:100], SETTINGS) is None
     assert row_blocks(values[:100].tolist(), SETTINGS) is None
     assert np.array_equal(
-        look_over(RowBlocks(lambda _: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50]
+        take_overview(RowBlocks(lambda _: [values[:30], values[30:50]]), 200, seed=0).sample[0], values[:50]
     )
 
 
@@ -128,14 +128,14 @@ def test_targets_stand_beside_their_rows(y, values, tmp_path):
     if y == "npy":
         y = npy_file(values[:, 2], tmp_path)
     blocks = with_targets(row_blocks(source, SETTINGS), values[:, 2] if y == "array" else y)
-    X, targets = look_over(blocks, 80, seed=1).sample
+    X, targets = take_overview(blocks, 80, seed=1).sample
     assert np.asarray(X).shape == (80, width)
     places = np.searchsorted(np.sort(values[:, 0]), np.asarray(X)[:, 0])
     assert np.array_equal(np.asarray(targets).ravel(), values[np.argsort(values[:, 0])[places], 2])
 
 
 def test_a_generator_is_refused_with_advice(values):
-    with pytest.raises(TypeError, match=r"generator can be read only once.*starts anew"):
+    with pytest.raises(TypeError, match=r"generator can be read only once.*Pass a list of tables"):
         row_blocks((block for block in [values]), SETTINGS)
     reader = pyarrow.RecordBatchReader.from_batches(pyarrow.schema([]), [])
     with pytest.raises(TypeError, match="can be read only once"):
@@ -160,7 +160,7 @@ def test_a_generator_is_refused_with_advice(values):
 )
 def test_what_is_wrong_with_blocks_is_said(blocks, message, values):
     with pytest.raises(ValueError, match=message):
-        look_over(blocks(values), 50, seed=0)
+        take_overview(blocks(values), 50, seed=0)
 
 
 def test_files_that_are_no_tables_are_named(tmp_path):

@@ -124,9 +124,7 @@ class TestLayouts:
             return ordinary(name, *args, **kwargs)
 
         monkeypatch.setattr(builtins, "__import__", without_polars)
-        with pytest.raises(
-            ImportError, match=r"a frame of polars, which is not installed here.*transform='numpy'"
-        ):
+        with pytest.raises(ImportError, match=r"a polars frame, which is not installed.*transform='numpy'"):
             framed([VALUES[:, 0]], Layout("polars", ["a"], ["Float64"]))
 
 

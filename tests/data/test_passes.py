@@ -9,8 +9,7 @@ import pytest
 
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
 from kexpfam.data.exchange import from_bytes, to_bytes
-from kexpfam.data.overview import _Glance, look_over
-from kexpfam.data.passes import Sums, gone_through
+from kexpfam.data.passes import Sums, _Sampling, run_pass, take_overview
 
 SETTINGS = Rows(in_memory=100, block=37)
 
@@ -67,16 +66,16 @@ def test_summaries_of_parts_are_those_of_all(kind, count, values, tmp_path):
     blocks = row_blocks(SOURCES[kind](values, tmp_path), SETTINGS)
     numbers = lambda parts: np.exp(np.asarray(parts[0])).sum(axis=0)
     whole, sums = (
-        look_over(blocks, 40, seed=3),
-        gone_through(blocks, Sums(numbers, blocks.page), stage="summing").total,
+        take_overview(blocks, 40, seed=3),
+        run_pass(blocks, Sums(numbers, blocks.page), stage="summing").total,
     )
-    glance, parts = _Glance(40, 3, np.inf), Sums(numbers, blocks.page)
+    glance, parts = _Sampling(40, 3, np.inf), Sums(numbers, blocks.page)
     for rank in range(count):
         for summary in (glance, parts):
             own = summary.fresh()
             for start, block in blocks.numbered(rank, count):
-                own.see(start, block)
-            summary.take(own.packed())
+                own.add_block(start, block)
+            summary.merge(own.packed())
     assert np.array_equal(parts.total, sums)
     assert np.allclose(sums, np.exp(values).sum(axis=0), rtol=1e-13)
     assert (glance.rows, parts.rows) == (500, 500)

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterator
+from typing import Any
 
 import equinox as eqx
 import jax

@@ -1,9 +1,11 @@
-"""Tables read block by block, as often as one asks: those that are larger than memory, or need not be held at all.
+"""Tables that are read in blocks of rows, any number of times: for data larger than memory.
 
-A block is a table of some rows: an array, or a frame of pandas, polars or Arrow. A source of blocks is a memory-mapped array, a
-Parquet file or a folder of them, an Arrow or Dask frame, or anything that can be iterated over again and again.
+A block is a table of some rows: an array, or a frame of pandas, polars or Arrow. Blocks come from a
+memory-mapped array, a Parquet or Feather file, a folder of Parquet files, an Arrow dataset, a Dask frame, or
+any iterable that can be iterated over repeatedly.
 """
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +17,18 @@ from typing import Any
 import narwhals.stable.v2 as nw
 import numpy as np
 
-from kexpfam.data.frames import layout_of
+from kexpfam.data.frames import arrow_table, layout_of
 from kexpfam.settings import SettingsRecord, check_whole
 
 __all__ = [
+    "DATASETS",
     "RowBlocks",
     "Rows",
+    "arrow_dataset",
+    "as_parts",
     "beside",
     "joined",
+    "load_array",
     "numbers",
     "part",
     "partition",
@@ -32,9 +38,11 @@ __all__ = [
 ]
 
 READ_ONCE = (
-    "can be read only once, and a fit reads its rows several times: pass something that starts anew each time, such as a list "
-    "of tables, an object with __iter__, or the path of a Parquet file."
+    "can be read only once, but a fit reads its rows several times. Pass a list of tables, an object with "
+    "__iter__, or the path of a Parquet file."
 )
+# The name of the Arrow dataset format of each suffix.
+DATASETS = {".parquet": "parquet", ".pq": "parquet", ".feather": "ipc", ".arrow": "ipc"}
 
 
 class Rows(SettingsRecord):
@@ -43,13 +51,13 @@ class Rows(SettingsRecord):
     Parameters
     ----------
     in_memory : int
-        Rows that are held, at most: of more, a uniform sample without replacement is drawn while they are read. Scaling, hints,
-        selection, mixtures, centres and learned bases are found on that sample. Sums over rows, which are the means of f's
-        features and scores, are over all of them.
+        Maximal number of rows in memory. Of more rows, a uniform sample without replacement is drawn while
+        they are read. Scaling, hints, selection, mixtures, centres and learned bases use the sample; sums
+        over rows (means of f's features and scores) use all rows.
     kept : int
-        Rows, at most, that stay in the model for pictures, diagnosis and reports; they are in its file.
+        Maximal number of rows that the model and its file keep for plots, diagnosis and reports.
     block : int
-        Rows that are read at a time, where the source leaves the choice.
+        Rows per block, where the source leaves the choice.
     """
 
     in_memory: int = 100_000
@@ -64,11 +72,12 @@ class Rows(SettingsRecord):
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """A table in blocks, which come from sources one after the other; ``read`` starts a source anew each time it is called.
+    """A table in blocks, read from sources in order; ``read`` starts a source anew in every call.
 
-    ``lengths`` are the rows of each source, None where only reading would tell. Each of ``steps`` is done to every block, and
-    is told which row is its first: it may add columns or take some away, but no rows. A page is as many rows as one process
-    goes through at least, whatever the blocks are. ``beside`` are tables that must have as many rows, by name.
+    ``lengths`` are the numbers of rows of the sources, None if unknown before reading. Each of ``steps`` is
+    applied to every block, with the number of its first row; it may change columns but not rows. A page is
+    the unit of rows that is assigned to a process. ``beside`` are the names and lengths of tables that need
+    one row per row.
     """
 
     read: Callable[[Any], Iterable[Any]]
@@ -80,20 +89,20 @@ class RowBlocks:
 
     @property
     def rows(self) -> int | None:
-        """Return how many rows there are, or None where only reading would tell."""
+        """Return the number of rows, None if it is unknown before reading."""
         return None if self.lengths is None else sum(self.lengths)
 
     def __iter__(self) -> Iterator[Any]:
         return (block for _, block in self.numbered())
 
     def then(self, step: Callable[[Any, int], Any]) -> "RowBlocks":
-        """Return the blocks with another step done to each of them."""
+        """Return the blocks with another step applied to each of them."""
         return replace(self, steps=(*self.steps, step))
 
     def numbered(self, rank: int = 0, count: int = 1) -> Iterator[tuple[int, Any]]:
-        """Yield the blocks that are for one of several processes, each after the number of its first row.
+        """Yield the blocks of one of ``count`` processes, each with the number of its first row.
 
-        Where the lengths are known these are neighbours, and no more than their sources are read.
+        If the lengths are known, a process gets adjacent blocks and reads only their sources.
         """
         if self.lengths is None:
             read = self._started(self.sources)
@@ -108,12 +117,12 @@ class RowBlocks:
                 if starts[place] < high and starts[place] + length > low
             ]
             read = self._started([self.sources[place] for place in near], starts[near[0]] if near else 0)
-            mine = lambda start: start >= low
             read = takewhile(lambda numbered: numbered[0] < high, read)
+            mine = lambda start: start >= low
         yield from ((start, stepped(self.steps, block, start)) for start, block in read if mine(start))
 
     def check_rows(self, rows: int) -> None:
-        """Raise unless all that stands beside the blocks has so many rows."""
+        """Raise unless all tables beside the blocks have this number of rows."""
         for name, length in self.beside:
             if length != rows:
                 raise ValueError(f"{name} must have one entry for each of the {rows} rows, got {length}.")
@@ -122,20 +131,26 @@ class RowBlocks:
         for source in sources:
             for block in self.read(source):
                 yield start, block
-                start += len(block[0] if isinstance(block, tuple) else block)
+                start += len(as_parts(block)[0])
+
+
+def as_parts(block: Any) -> tuple[Any, ...]:
+    """Return the tables of a block, which is one table or a tuple of them."""
+    return block if isinstance(block, tuple) else (block,)
 
 
 def stepped(steps: Iterable[Callable[[Any, int], Any]], block: Any, start: int) -> Any:
-    """Return a block, of which ``start`` is the first row, after some steps."""
+    """Return a block after some steps; ``start`` is the number of its first row."""
     for step in steps:
         block = step(block, start)
     return block
 
 
 def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = None) -> RowBlocks | None:
-    """Return the blocks of a source, or None if it is a table of few enough rows to be held; ``columns`` are those of a file.
+    """Return the blocks of a source, or None if it is a table of at most ``settings.in_memory`` rows.
 
-    An array or a frame with more than ``settings.in_memory`` rows is cut into slices, none of which is copied.
+    ``columns`` are the columns that are read of a file or dataset. Arrays and frames are sliced without
+    copies.
     """
     if isinstance(source, RowBlocks):
         return source
@@ -143,18 +158,15 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
         return _file(Path(source), settings, columns)
     if isinstance(source, Iterator) or hasattr(source, "read_next_batch"):
         raise TypeError(f"a {type(source).__name__} {READ_ONCE}")
-    if _is_dataset(source):
+    if type(source).__module__.startswith("pyarrow") and hasattr(source, "count_rows"):
         return _dataset(source, settings, columns)
-    if hasattr(source, "npartitions") and hasattr(source, "get_partition"):  # a frame of Dask
-        return RowBlocks(
-            partition,
-            [source.get_partition(place) for place in range(source.npartitions)],
-            page=settings.block,
-        )
+    if hasattr(source, "npartitions") and hasattr(source, "get_partition"):  # a Dask frame
+        parts = [source.get_partition(place) for place in range(source.npartitions)]
+        return RowBlocks(partition, parts, page=settings.block)
     if _is_table(source):
         return None if len(source) <= settings.in_memory else _slices(source, settings)
     if isinstance(source, list | tuple):
-        return _listed(source, settings) if source and _is_block(_block(source[0])) else None
+        return _listed(source, settings) if source and _is_table(as_parts(_block(source[0]))[0]) else None
     bare = not any(hasattr(source, name) for name in ("__array__", "__len__", "shape", "__getitem__"))
     if not bare or not isinstance(source, Iterable):
         return None
@@ -162,31 +174,27 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
 
 
 def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
-    """Return blocks of pairs (X, y); y is the name of a column or a list of them, or as many rows as there are in the blocks.
+    """Return blocks of pairs (X, y).
 
-    Targets without a block of their own to stand in are an array, a frame, or the path of a .npy file.
+    y is the name of a column or a list of names, or the targets of all rows: an array, a frame or the path of
+    a .npy file.
     """
     named = isinstance(y, str) and Path(y).suffix != ".npy"
-    listed = (
-        isinstance(y, list | tuple)
-        and y
-        and len(y) != blocks.rows
-        and all(isinstance(name, str) for name in y)
-    )
-    if named or listed:
+    listed = isinstance(y, list | tuple) and y and len(y) != blocks.rows
+    if named or (listed and all(isinstance(name, str) for name in y)):
         return blocks.then(partial(_separated, names=y))
     if isinstance(y, str | os.PathLike):
-        y = _mapped(Path(y))
+        y = _named_file(Path(y), load_array)
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
         raise TypeError(
-            f"the targets of rows in blocks are names of columns, or an array of all rows; got {type(y).__name__}."
+            f"targets of row blocks must be names of columns or an array of all rows, got {type(y).__name__}."
         )
     return beside(blocks, y, "y")
 
 
 def beside(blocks: RowBlocks, table: Any, name: str) -> RowBlocks:
-    """Return each block with its rows of a table that is held whole; that has as many rows, or a pass will say so."""
+    """Return each block with its rows of a table in memory, which must have as many rows as the blocks."""
     known = replace(blocks, beside=(*blocks.beside, (name, len(table))))
     if blocks.rows is not None:
         known.check_rows(blocks.rows)
@@ -194,115 +202,123 @@ def beside(blocks: RowBlocks, table: Any, name: str) -> RowBlocks:
 
 
 def _with_rows_of(block: Any, start: int, *, table: Any, name: str) -> tuple[Any, ...]:
-    parts = block if isinstance(block, tuple) else (block,)
+    parts = as_parts(block)
     stop = start + len(parts[0])
     if stop > len(table):
         raise ValueError(
-            f"{name} must have one entry for each row: there are {stop} rows at least, and {len(table)} entries."
+            f"{name} must have one entry for each row; there are {stop} rows or more, {len(table)} entries."
         )
     return (*parts, part(table, slice(start, stop)))
 
 
 def partition(frame: Any) -> Iterator[Any]:
-    """Yield the only block of a partition of Dask."""
+    """Yield the only block of a Dask partition."""
     yield frame.compute()
 
 
 def _listed(tables: Sequence[Any], settings: Rows) -> RowBlocks:
-    """Return the blocks of a list: of tables, all lengths are known."""
-    first = [_block(table) for table in tables]
-    lengths = tuple(len(block[0] if isinstance(block, tuple) else block) for block in first)
+    lengths = tuple(len(as_parts(_block(table))[0]) for table in tables)
     return RowBlocks(lambda table: [_block(table)], tables, lengths, page=settings.block)
 
 
 def _slices(table: Any, settings: Rows) -> RowBlocks:
-    """Return the blocks of something that slices of rows can be taken from."""
-    starts = range(0, len(table), settings.block)
-    lengths = tuple(min(settings.block, len(table) - start) for start in starts)
-    return RowBlocks(partial(_slice, table, settings.block), starts, lengths, page=settings.block)
-
-
-def _slice(table: Any, size: int, start: int) -> Iterator[Any]:
-    yield part(table, slice(start, start + size))
+    """Return the blocks of a table in memory or memory-mapped."""
+    size = settings.block
+    starts = range(0, len(table), size)
+    lengths = tuple(min(size, len(table) - start) for start in starts)
+    read = lambda start: [part(table, slice(start, start + size))]
+    return RowBlocks(read, starts, lengths, page=size)
 
 
 def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlocks:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder.")
-    if path.is_dir() or path.suffix.lower() in (".parquet", ".pq"):
-        try:
-            import pyarrow
-            import pyarrow.dataset
-        except ImportError:
-            raise ImportError(
-                f"{path}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'."
-            ) from None
-        try:
-            # By default a reader fetches all of a file before it gives the first block.
-            options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
-            form = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=options)
-            return _dataset(pyarrow.dataset.dataset(path, format=form), settings, columns)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path}: not a readable Parquet file or folder ({error}).") from None
-    if path.suffix.lower() != ".npy":
+    suffix = ".parquet" if path.is_dir() else path.suffix.lower()
+    if suffix == ".npy":
+        return _slices(_named_file(path, load_array), settings)
+    if suffix not in DATASETS:
         raise ValueError(
-            f"{path}: rows are read in blocks from .npy, .parquet and folders of .parquet files."
+            f"{path}: row blocks are read from .npy, .parquet, .feather and folders of .parquet files."
         )
-    return _slices(_mapped(path), settings)
+    return _dataset(_named_file(path, partial(arrow_dataset, suffix=suffix)), settings, columns)
 
 
-def _mapped(path: Path) -> np.ndarray:
-    """Return an array on the disk, none of which is read before it is used; objects would be pickles, which run code."""
+def _named_file(path: Path, load: Callable[[Path], Any]) -> Any:
+    """Return what ``load`` gives; an error names the file."""
     try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        return load(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def load_array(source: Path | bytes) -> np.ndarray:
+    """Return the array of an NPY file, a vector as one column; that of a path is memory-mapped.
+
+    Arrays of objects are refused, since unpickling can run code.
+    """
+    try:
+        if isinstance(source, bytes):
+            values = np.load(io.BytesIO(source), allow_pickle=False)
+        else:
+            values = np.load(source, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: not a readable NPY file of numbers ({error}).") from None
+        raise ValueError(f"not a readable NPY file of numbers ({error}).") from None
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise ValueError("expected an array of real numbers, got an archive of several arrays.")
     return values[:, None] if values.ndim == 1 else values
 
 
-def _is_dataset(source: Any) -> bool:
-    return (
-        type(source).__module__.startswith("pyarrow")
-        and hasattr(source, "to_batches")
-        and hasattr(source, "count_rows")
-    )
+def arrow_dataset(source: Path | bytes, suffix: str) -> Any:
+    """Return the Arrow dataset of a file, a folder or the bytes of a file."""
+    import pyarrow
+    import pyarrow.dataset as arrow
+
+    form: Any = arrow.IpcFileFormat()
+    if DATASETS[suffix] == "parquet":
+        # By default a reader fetches all of a file before it returns the first batch.
+        options = arrow.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+        form = arrow.ParquetFileFormat(default_fragment_scan_options=options)
+    try:
+        if not isinstance(source, bytes):
+            return arrow.dataset(source, format=form)
+        fragment = form.make_fragment(pyarrow.py_buffer(source))
+        return arrow.FileSystemDataset([fragment], fragment.physical_schema, form)
+    except (pyarrow.ArrowException, OSError) as error:
+        name = "Parquet" if DATASETS[suffix] == "parquet" else "Feather"
+        raise ValueError(f"not a readable {name} file or folder ({error}).") from None
 
 
 def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowBlocks:
     import pyarrow
-    import pyarrow.dataset
 
-    missing = [name for name in columns or () if name not in source.schema.names]
-    if missing:
-        known = ", ".join(source.schema.names)
-        raise ValueError(f"there is no column {', '.join(map(repr, missing))}; there are {known}.")
-    # Reading ahead, on several threads above all, is how a scanner comes to hold many blocks at once.
+    _check_present(columns or (), source.schema.names)
+    # Read-ahead and threads would keep many batches in memory.
     options: dict[str, Any] = {
         "batch_size": settings.block,
         "batch_readahead": 0,
         "fragment_readahead": 0,
         "use_threads": False,
-        "schema": source.schema,
     }
     if columns is not None:
         options["columns"] = list(columns)
-    read = lambda piece: (pyarrow.Table.from_batches([batch]) for batch in piece.to_batches(**options))
     pieces, lengths = _pieces(source)
-    if pieces == [source]:
-        del options["schema"]
+    if pieces != [source]:
+        options["schema"] = source.schema
+    read = lambda piece: (pyarrow.Table.from_batches([batch]) for batch in piece.to_batches(**options))
     return RowBlocks(read, pieces, lengths, page=settings.block)
 
 
 def _pieces(source: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """Return what of a dataset can be read alone, row groups of Parquet, and the rows of each."""
+    """Return the parts of a dataset that can be read alone, such as row groups, and their numbers of rows."""
     try:
         fragments = list(source.get_fragments())
-    except ValueError:  # those of a filtered dataset would be without the filter
+    except ValueError:  # fragments of a filtered dataset would lack the filter
         return [source], (source.count_rows(),)
     found = list[tuple[Any, int]]()
     for fragment in fragments:
         if hasattr(fragment, "split_by_row_group"):
-            # Their count_rows() is that of the whole file.
+            # count_rows() of a row group is that of the whole file.
             found += [(piece, piece.row_groups[0].num_rows) for piece in fragment.split_by_row_group()]
         else:
             found.append((fragment, fragment.count_rows()))
@@ -314,23 +330,15 @@ def _is_table(source: Any) -> bool:
     return (isinstance(source, np.ndarray) and source.ndim == 2) or (layout is not None and not layout.series)
 
 
-def _is_block(given: Any) -> bool:
-    """Return whether something is a table, or starts with one as (X, y) does; a row as a tuple of numbers does not."""
-    return _is_table(given[0] if isinstance(given, tuple) and given else given)
-
-
 def _block(given: Any) -> Any:
-    """Return a block as a table that rows can be taken from: a frame, or an array of two dimensions."""
+    """Return a block as a frame or an array, or a tuple of them."""
     if isinstance(given, str | os.PathLike):
         raise TypeError(
-            "a block is a table of rows, not the name of a file: put the files into a folder and pass its path."
+            "a block must be a table of rows, not the path of a file; pass the path of a folder of the files."
         )
     if isinstance(given, tuple):
         return tuple(map(_block, given))
-    if type(given).__module__.startswith("pyarrow") and type(given).__name__ == "RecordBatch":
-        import pyarrow
-
-        return pyarrow.Table.from_batches([given])
+    given = arrow_table(given)
     return given if layout_of(given) is not None else np.asarray(given)
 
 
@@ -344,45 +352,43 @@ def part(table: Any, rows: np.ndarray | slice) -> Any:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Return tables of the same kind as one."""
+    """Return tables of the same type as one table."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     wrapped = [nw.from_native(part, eager_only=True, allow_series=True) for part in parts]
     if isinstance(wrapped[0], nw.DataFrame):
         return nw.concat(wrapped).to_native()
-    name = wrapped[0].name
-    return nw.concat([series.to_frame() for series in wrapped])[name].to_native()
+    return nw.concat([series.to_frame() for series in wrapped])[wrapped[0].name].to_native()
 
 
 def _separated(block: Any, start: int, *, names: str | Sequence[str]) -> tuple[Any, Any]:
-    """Return a block without its targets, and the targets: a series if there is one name, a frame if there is a list."""
+    """Return a block without its targets, and the targets: a series for one name, a frame for a list."""
     if layout_of(block) is None:
-        raise ValueError(
-            f"the blocks are arrays, whose columns have no names: pass y as an array instead of {names!r}."
-        )
-    frame, wanted = nw.from_native(block, eager_only=True), [names] if isinstance(names, str) else list(names)
-    missing = [name for name in wanted if name not in frame.columns]
-    if missing:
-        raise ValueError(
-            f"there is no column {', '.join(map(repr, missing))}; there are {', '.join(map(str, frame.columns))}."
-        )
+        raise ValueError(f"the blocks are arrays without column names; pass y as an array, not as {names!r}.")
+    frame = nw.from_native(block, eager_only=True)
+    wanted = [names] if isinstance(names, str) else list(names)
+    _check_present(wanted, frame.columns)
     targets = frame[names] if isinstance(names, str) else frame.select(wanted)
     return frame.drop(wanted).to_native(), targets.to_native()
 
 
+def _check_present(wanted: Sequence[str], known: Sequence[Any]) -> None:
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        shown = ", ".join(map(repr, missing))
+        raise ValueError(f"there is no column {shown}; there are {', '.join(map(str, known))}.")
+
+
 def numbers(table: Any) -> np.ndarray:
-    """Return a table as numbers, (rows, columns), NaN where cells are none; an array of floats as it is."""
-    if layout_of(table) is not None:
-        wrapped = nw.from_native(table, eager_only=True, allow_series=True)
-        columns = (
-            [wrapped[name] for name in wrapped.columns] if isinstance(wrapped, nw.DataFrame) else [wrapped]
-        )
-        empty = np.full(len(wrapped), np.nan)
-        found = [
-            np.asarray(one.cast(nw.Float64).to_numpy(), float) if one.dtype.is_numeric() else empty
-            for one in columns
-        ]
-        return np.stack(found, axis=1) if found else np.zeros((len(wrapped), 0))
-    values = np.asarray(table)
-    values = values.reshape(len(values), -1)
-    return values if values.dtype.kind in "iuf" else np.full(values.shape, np.nan)
+    """Return a table as numbers, (rows, columns), NaN for other cells; arrays of numbers are not copied."""
+    if layout_of(table) is None:
+        values = np.asarray(table)
+        values = values.reshape(len(values), -1)
+        return values if values.dtype.kind in "iuf" else np.full(values.shape, np.nan)
+    wrapped = nw.from_native(table, eager_only=True, allow_series=True)
+    frame = wrapped if isinstance(wrapped, nw.DataFrame) else wrapped.alias("y").to_frame()
+    found = np.full((len(frame), len(frame.columns)), np.nan)
+    for place, column in enumerate(frame.iter_columns()):
+        if column.dtype.is_numeric():
+            found[:, place] = column.cast(nw.Float64).to_numpy()
+    return found

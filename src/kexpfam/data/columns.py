@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
 from kexpfam.data.scaling import constant_columns
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_kinds", "check_targets"]
 

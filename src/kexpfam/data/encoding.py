@@ -7,8 +7,8 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from kexpfam.caller import caller_level
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["ColumnKindWarning", "Columns", "categorical", "columns_of"]
 

@@ -1,7 +1,7 @@
-"""Frames of any library in and out: pandas, polars and Arrow behind narwhals, and arrays as they are.
+"""Frames of pandas, polars and Arrow, through narwhals.
 
-What a table was is kept as a ``Layout``: the library, the names and the types of the columns. Draws and predictions are given
-that form again.
+The ``Layout`` of a training table (library, names and types of the columns) is the form of draws and
+predictions.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import narwhals.stable.v2 as nw
 import numpy as np
 
-__all__ = ["BACKENDS", "Layout", "as_table", "framed", "layout_of", "row_name"]
+__all__ = ["BACKENDS", "Layout", "arrow_table", "as_table", "framed", "layout_of", "row_name"]
 
 BACKENDS = ("pandas", "polars", "pyarrow")
 FLOATS = ("Float16", "Float32", "Float64")
 INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
-# The types that cells can be given back in; any other is left as it comes.
+# Types that output columns are cast to.
 RESTORED = (*FLOATS, *INTEGERS, "Boolean", "Categorical", "String")
 
 
 class Layout(NamedTuple):
-    """The form of a table: library, names and types of the columns; a ``series`` is a column that stands alone."""
+    """The form of a table: library, names and types of the columns, and whether it is a series."""
 
     backend: str
     names: list[Any]
@@ -29,12 +29,12 @@ class Layout(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """Return the names as texts: pandas has columns that are called 0, or ("a", "b")."""
+        """Return the names as strings; names in pandas may be numbers or tuples."""
         return [str(name) for name in self.names]
 
 
 def layout_of(table: Any) -> Layout | None:
-    """Return the layout of a frame or a series, or None if the table is an array, a list and the like."""
+    """Return the layout of a frame or a series, or None for an array or a list."""
     found = _native(table)
     if isinstance(found, nw.DataFrame):
         schema = found.schema
@@ -52,7 +52,7 @@ def layout_of(table: Any) -> Layout | None:
 
 
 def as_table(table: Any) -> Any:
-    """Return what scikit-learn's checks understand: frames of a kind it knows, arrays with NaN where they were masked."""
+    """Return a table that scikit-learn accepts; masked cells are NaN."""
     if isinstance(table, np.ma.MaskedArray):
         return np.ma.filled(table.astype(float), np.nan)
     found = _native(table)
@@ -62,7 +62,7 @@ def as_table(table: Any) -> Any:
 
 
 def framed(columns: Sequence[np.ndarray], layout: Layout, index: Any = None) -> Any:
-    """Return columns as a frame of the layout, or as a series; an index is for pandas, which alone has one."""
+    """Return columns as a frame or series of the layout; the index is used by pandas only."""
     described = zip(columns, layout.texts, layout.dtypes, strict=True)
     series = [_series(column, name, dtype, layout.backend) for column, name, dtype in described]
     if layout.series:
@@ -72,7 +72,7 @@ def framed(columns: Sequence[np.ndarray], layout: Layout, index: Any = None) -> 
         native = nw.from_dict({str(place): column for place, column in enumerate(series)}).to_native()
     if layout.backend != "pandas":
         return native if layout.series else nw.from_native(native).rename(_renaming(layout)).to_native()
-    # Only pandas has names that are no texts, and rows that have names.
+    # Only pandas has an index, and names that are not strings.
     if not layout.series:
         native.columns = _pandas_names(layout.names)
     if index is not None:
@@ -81,7 +81,7 @@ def framed(columns: Sequence[np.ndarray], layout: Layout, index: Any = None) -> 
 
 
 def row_name(names: Sequence[str]) -> str:
-    """Return what to call the column that tells the row of each draw; a name that is taken gets a low line."""
+    """Return the name of the column of row numbers of draws; underscores are added if it exists."""
     name = "row"
     while name in names:
         name += "_"
@@ -101,12 +101,10 @@ def _pandas_names(names: list[Any]) -> Any:
 
 
 def _native(table: Any) -> nw.DataFrame | nw.Series | None:
-    """Return the table as narwhals sees it, or None if it is no frame."""
-    table = _arrow_table(table)
+    """Return a frame or a series wrapped by narwhals, or None for other tables."""
+    table = arrow_table(table)
     if isinstance(table, nw.LazyFrame) or nw.dependencies.is_into_lazyframe(table):
-        raise TypeError(
-            f"{type(table).__name__} is a query that has not been run: call collect() on it first."
-        )
+        raise TypeError(f"{type(table).__name__} is a lazy query: call collect() on it first.")
     if nw.dependencies.is_into_dataframe(table):
         _check_names(getattr(nw.to_native(table, pass_through=True), "columns", ()))
         return nw.from_native(table, eager_only=True)
@@ -115,8 +113,8 @@ def _native(table: Any) -> nw.DataFrame | nw.Series | None:
     return None
 
 
-def _arrow_table(table: Any) -> Any:
-    """Return Arrow's batches and arrays as the table or the chunked array that narwhals knows."""
+def arrow_table(table: Any) -> Any:
+    """Return Arrow batches and arrays as a table or a chunked array, which narwhals supports."""
     kind = type(table)
     if not kind.__module__.startswith("pyarrow") or kind.__name__ in ("Table", "ChunkedArray"):
         return table
@@ -128,13 +126,11 @@ def _arrow_table(table: Any) -> Any:
 
 
 def _check_names(names: Any) -> None:
-    """Raise if two columns of a frame of pandas have one name; in other libraries none can."""
+    """Raise if two columns of a pandas frame have the same name."""
     names = [name for name in names if isinstance(name, str | int | tuple)]
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if repeated:
-        raise ValueError(
-            f"several columns are called {', '.join(map(repr, repeated))}: rename them, names tell columns apart."
-        )
+        raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}: rename them.")
 
 
 def _type_name(dtype: Any) -> str:
@@ -142,7 +138,7 @@ def _type_name(dtype: Any) -> str:
 
 
 def _series(column: np.ndarray, name: str, dtype: str, backend: Any) -> nw.Series:
-    """Return one column in the type it had, if its values can have that type."""
+    """Return one column, in its original type if the values permit it."""
     _need(backend)
     values = column.tolist() if column.dtype.kind in "OUST" else np.ascontiguousarray(column)
     series = nw.new_series(name, values, backend=backend)
@@ -164,6 +160,6 @@ def _need(backend: str) -> None:
         __import__(backend)
     except ImportError:
         raise ImportError(
-            f"the data came as a frame of {backend}, which is not installed here: pip install {backend}, or have arrays given "
-            "back with set_output(transform='numpy')."
+            f"the training data was a {backend} frame, which is not installed: pip install {backend}, or use "
+            "arrays with set_output(transform='numpy')."
         ) from None

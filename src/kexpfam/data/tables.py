@@ -1,4 +1,8 @@
-"""Files of tables in and out: CSV and its kin, NPY and Parquet as named columns, with errors that say which cell is wrong."""
+"""Tables in files: CSV, NPY, Parquet and Feather are read and written as named columns.
+
+Every format is read as a sequence of Arrow tables of some rows each, so that memory does not grow with the
+file. Messages count the rows of data from 1.
+"""
 
 import bz2
 import contextlib
@@ -10,15 +14,19 @@ import itertools
 import lzma
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kexpfam.caller import caller_level
-from kexpfam.data.delimited import HOLDS_DATES, Cells, Reading, TableError, read_text
+from kexpfam.data.blocks import DATASETS, Rows, arrow_dataset, load_array, row_blocks
+from kexpfam.data.text import OPENING, Reading, TableError, cells_of, dates, text_form
 from kexpfam.files import written
+from kexpfam.stacklevel import caller_level
+
+if TYPE_CHECKING:
+    import pyarrow
 
 __all__ = [
     "STANDARD_STREAM",
@@ -29,37 +37,33 @@ __all__ = [
     "TableError",
     "by_name",
     "by_name_or_order",
-    "checked_rows",
-    "held_in_memory",
+    "converted",
     "numbered",
-    "opened_file",
-    "parquet_column",
-    "place_of",
-    "read_parts",
-    "read_source",
+    "output_type",
     "read_table",
-    "read_values",
+    "table_blocks",
     "warn_of_dropped",
     "write_csv",
-    "write_rows",
+    "write_table",
 ]
 
-# The path that stands for standard input where a table is read.
+# The path that means standard input.
 STANDARD_STREAM = Path("-")
-COMPRESSED: dict[str, tuple[bytes, Callable[..., Any]]] = {
-    ".gz": (b"\x1f\x8b", gzip.open),
-    ".bz2": (b"BZh", bz2.open),
-    ".xz": (b"\xfd7zXZ", lzma.open),
+BLOCK_ROWS = 65536
+COMPRESSED: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
 }
-# What opens a file anew each time, decompressed, and its type.
-Source = tuple[Callable[[], BinaryIO], str]
-# Rows that are turned into text at a time.
-WRITTEN_ROWS = 65536
 TEXTS = {".csv": None, ".tsv": "\t", ".tab": "\t", ".txt": None, ".dat": None}
+MAGIC = {b"\x93NUMPY": ".npy", b"PAR1": ".parquet", b"ARROW1": ".feather"}
+READABLE = ".csv, .tsv, .txt, .npy, .parquet or .feather, compressed or not"
+# Returns the positions of the columns to read, given the place for messages, the names if any, and the width.
+Choice = Callable[[str, list[str] | None, int], list[int]]
 
 
 class MissingColumnError(TableError):
-    """A file lacks a column that was asked for; ``names`` are those it has."""
+    """A file lacks a requested column; ``names`` are the columns that it has."""
 
     def __init__(self, message: str, names: list[str]) -> None:
         super().__init__(message)
@@ -67,21 +71,22 @@ class MissingColumnError(TableError):
 
 
 class DroppedRowsWarning(UserWarning):
-    """Rows of a file were left out, as was asked for."""
+    """Rows with missing cells were dropped, as requested."""
 
 
 class Table(NamedTuple):
-    """Named columns; files without a header name them x0, x1, ...
+    """Named columns; those of files without a header are named x0, x1, ...
 
-    The values are finite numbers, with NaN for missing cells if they are kept, or objects if some columns hold labels.
+    ``values`` are finite numbers, or NaN where missing cells are kept; an object array if some columns are
+    labels.
     """
 
     names: list[str]
     values: np.ndarray
 
-    def part(self, positions: list[int]) -> "Table":
-        """Return some of the columns; numbers alone are numbers again."""
-        values = self.values[:, positions]
+    def part(self, positions: Sequence[int]) -> "Table":
+        """Return the columns at these positions; without labels among them they are numbers again."""
+        values = self.values[:, list(positions)]
         if values.dtype == object:
             with contextlib.suppress(TypeError, ValueError):
                 if not any(isinstance(cell, str | bool) for cell in values.ravel()):
@@ -89,45 +94,92 @@ class Table(NamedTuple):
         return Table([self.names[j] for j in positions], values)
 
 
-def read_table(path: Path, columns: list[str] | None = None, reading: Reading | None = None) -> Table:
-    """Return the table in the file, or its chosen columns in the order given; "-" is standard input."""
-    return _read(path, reading or Reading(), by_name(columns))
+class _Opened(NamedTuple):
+    """An open file: the chosen columns, their rows, and the decimal mark of a text file."""
+
+    place: str
+    names: list[str]
+    tables: Iterator["pyarrow.Table"]
+    decimal: str | None = None
+
+    def columns(self, table: "pyarrow.Table", reading: Reading, start: int) -> list[np.ndarray]:
+        """Return the columns of some rows; ``start`` is the number of rows before them."""
+        if self.decimal is None:
+            return [_typed(self.place, name, column, reading) for name, column in _named(table)]
+        options: dict[str, Any] = {"decimal": self.decimal, "start": start}
+        return [cells_of(self.place, name, column, reading, **options) for name, column in _named(table)]
 
 
-def read_parts(
-    path: Path, parts: list[list[str]], rest: list[str] | None = None, reading: Reading | None = None
-) -> list[Table]:
-    """Return the columns of each part, and first of all the rest: all other columns unless they are named."""
-    named = [*(rest or []), *(name for part in parts for name in part)]
-    repeated = _repeated(named)
-    if repeated:
-        raise TableError(
-            f"{path}: column {_quoted(repeated)} is named twice; a column is a feature, a target or a weight."
-        )
-    table = read_table(path, None if rest is None else named, reading)
-    chosen = [_positions(str(path), table.names, len(table.names), columns=part) for part in parts]
-    taken = {position for part in chosen for position in part}
-    others = [j for j in range(len(table.names)) if j not in taken]
-    if not others:
-        raise TableError(f"{path}: no column is left for the features; there are {', '.join(table.names)}.")
-    return [table.part(others), *map(table.part, chosen)]
+def read_table(
+    path: Path,
+    columns: list[str] | None = None,
+    reading: Reading | None = None,
+    *,
+    choose: Choice | None = None,
+) -> Table:
+    """Return the table in a file, or the chosen columns in the given order; "-" is standard input."""
+    import pyarrow
+
+    reading = reading or Reading()
+    with _open(path, choose or by_name(columns), reading, BLOCK_ROWS) as opened:
+        tables = list(opened.tables)
+    rows = sum(map(len, tables))
+    if not rows:
+        raise TableError(f"{opened.place}: there is no row of data.")
+    cells = opened.columns(pyarrow.concat_tables(tables), reading, 0)
+    table = _checked(opened.place, opened.names, cells, reading, 0)
+    if not len(table.values):
+        raise TableError(f"{opened.place}: every row has a missing cell; --drop-missing leaves no row.")
+    warn_of_dropped(opened.place, rows - len(table.values), rows)
+    return table
 
 
-def read_values(path: Path, columns: list[str], reading: Reading | None = None) -> np.ndarray:
-    """Return the columns of these names, or all columns in their order if the file has no names of its own."""
+def table_blocks(
+    path: Path,
+    columns: list[str],
+    reading: Reading | None = None,
+    *,
+    choose: Choice | None = None,
+    rows: int = BLOCK_ROWS,
+) -> Iterator[Table]:
+    """Yield the named columns in blocks of at most ``rows`` rows.
 
-    return _read(path, reading or Reading(), by_name_or_order(columns)).values
+    All columns are taken in their order if the file has no names. ``choose`` finds the columns in another
+    way.
+    """
+    reading = reading or Reading()
+    seen = kept = 0
+    with _open(path, choose or by_name_or_order(columns), reading, rows) as opened:
+        for raw in opened.tables:
+            cells = opened.columns(raw, reading, seen)
+            table = _checked(opened.place, columns, cells, reading, seen)
+            seen, kept = seen + len(raw), kept + len(table.values)
+            for start in range(0, len(table.values), rows):
+                yield Table(columns, table.values[start : start + rows])
+    if not kept:
+        reason = "every row has a missing cell" if seen else "there is no row of data"
+        raise TableError(f"{opened.place}: {reason}.")
+    warn_of_dropped(opened.place, seen - kept, seen)
 
 
-def by_name(columns: list[str] | None) -> Callable[[str, list[str] | None, int], list[int]]:
-    """Return what finds columns by their names, in the order given; all of them by default."""
+def converted(place: str, names: list[str], block: Any, reading: Reading, start: int) -> Table:
+    """Return the named columns of a block of a file: an Arrow table, or an array of columns x0, x1, ..."""
+    if isinstance(block, np.ndarray):
+        cells = [np.asarray(block[:, int(name[1:])], float) for name in names]
+    else:
+        cells = [_typed(place, name, block.column(name), reading) for name in names]
+    return _checked(place, names, cells, reading, start)
+
+
+def by_name(columns: list[str] | None) -> Choice:
+    """Return a choice of columns by name, in the given order; of all columns by default."""
     return functools.partial(_positions, columns=columns)
 
 
-def by_name_or_order(columns: list[str]) -> Callable[[str, list[str] | None, int], list[int]]:
-    """Return what finds columns by their names, or takes all in their order where there are none."""
+def by_name_or_order(columns: list[str]) -> Choice:
+    """Return a choice of columns by name, or of all columns in their order if the file has no names."""
 
-    def chosen(place: str, names: list[str] | None, width: int) -> list[int]:
+    def choose(place: str, names: list[str] | None, width: int) -> list[int]:
         try:
             return _positions(place, names, width, columns=columns)
         except MissingColumnError:
@@ -135,226 +187,180 @@ def by_name_or_order(columns: list[str]) -> Callable[[str, list[str] | None, int
                 raise
         if width != len(columns):
             raise TableError(
-                f"{place}: {width} columns without names where {len(columns)} are needed: {', '.join(columns)}."
+                f"{place}: {width} columns without names, {len(columns)} are needed: {', '.join(columns)}."
             )
         return list(range(width))
 
-    return chosen
+    return choose
 
 
 def numbered(count: int, letter: str = "x") -> list[str]:
-    """Return the names of columns that have none."""
+    """Return the names of columns without names."""
     return [f"{letter}{j}" for j in range(count)]
 
 
-def write_csv(path: Path, names: list[str], rows: Iterable[Collection[Any]]) -> None:
-    """Write a CSV file with a header, with tabs if it is called .tsv and compressed if .gz; a failure leaves no half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    with written(path) as file, contextlib.ExitStack() as stack:
-        packed = suffixes[-1:] == [".gz"]
-        # Without a name and a time in it, equal tables make equal files.
-        target: Any = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)) if packed else file
-        stream = io.TextIOWrapper(target, newline="", encoding="utf-8")
-        write_rows(stream, names, rows, "\t" if ".tsv" in suffixes[-2:] else ",")
-        stream.detach()
+def warn_of_dropped(place: str, dropped: int, rows: int) -> None:
+    """Warn with the number of dropped rows, if there are any."""
+    if dropped:
+        message = f"{place}: {dropped} of {rows} rows have missing cells and are dropped."
+        warnings.warn(message, DroppedRowsWarning, stacklevel=caller_level())
 
 
-def write_rows(stream: Any, names: list[str], rows: Iterable[Collection[Any]], separator: str = ",") -> None:
-    """Write a header and rows of cells to a stream; numbers as short as they come back bit for bit."""
-    writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
-    if not isinstance(rows, np.ndarray):
-        # What fails at once leaves not even a header.
-        rest = iter(rows)
-        writer.writerows([names, *itertools.islice(rest, 1)])
-        writer.writerows(rest)
+@contextlib.contextmanager
+def _open(path: Path, choose: Choice, reading: Reading, rows: int) -> Iterator[_Opened]:
+    """Open a file, a folder of Parquet files or a pipe."""
+    place = "standard input" if path == STANDARD_STREAM else str(path)
+    regular = path != STANDARD_STREAM and (path.is_file() or path.is_dir() or not path.exists())
+    suffix = _suffix(path) if regular else ""
+    if regular and (path.is_dir() or (suffix not in TEXTS and path.suffix.lower() == suffix)):
+        yield _open_binary(place, path, suffix, choose, rows)
         return
-    writer.writerow(names)
-    for start in range(0, len(rows), WRITTEN_ROWS):
-        # Python's own numbers are written several times as fast as NumPy's.
-        writer.writerows(rows[start : start + WRITTEN_ROWS].tolist())
+    with contextlib.nullcontext(sys.stdin.buffer) if path == STANDARD_STREAM else open(path, "rb") as file:
+        try:
+            opening, stream = _decompressed(file)
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise TableError(f"{place}: not a readable CSV file ({error}).") from None
+        suffix = suffix or next((kind for magic, kind in MAGIC.items() if opening.startswith(magic)), ".csv")
+        if suffix in TEXTS:
+            reading = reading._replace(separator=reading.separator or TEXTS[suffix])
+            yield _open_text(place, opening, stream, choose, reading)
+        else:
+            yield _open_binary(place, stream.read(), suffix, choose, rows)
 
 
-def _read(path: Path, reading: Reading, chosen: Callable[[str, list[str] | None, int], list[int]]) -> Table:
-    """Return the columns whose positions are chosen by the names, or by the width if there are none."""
-    return read_source(place_of(path), opened_file(path), reading, chosen)
+def _open_text(place: str, opening: bytes, stream: Any, choose: Choice, reading: Reading) -> _Opened:
+    form = text_form(place, opening, reading)
+    positions = choose(place, form.names, form.width)
+    known = numbered(form.width) if form.names is None else form.names
+    tables = form.batches(stream, positions, reading)
+    return _Opened(place, [known[j] for j in positions], tables, form.decimal)
 
 
-def place_of(path: Path) -> str:
-    """Return what a file is called in messages."""
-    return "standard input" if path == STANDARD_STREAM else str(path)
-
-
-def read_source(
-    place: str, source: Source, reading: Reading, chosen: Callable[[str, list[str] | None, int], list[int]]
-) -> Table:
-    """Return the columns that are chosen of what a source holds."""
-    (opened, suffix), choose = source, functools.partial(chosen, place)
-    if suffix in TEXTS:
-        reading = reading._replace(separator=reading.separator or TEXTS[suffix])
-        names, positions, cells = read_text(place, opened, reading, choose)
-    else:
-        names, positions, cells = {".npy": _read_npy, ".parquet": _read_parquet}[suffix](
-            place, opened, reading, choose
-        )
-    known = numbered(max(positions, default=-1) + 1) if names is None else names
-    return _checked(place, [known[j] for j in positions], cells, reading)
-
-
-def opened_file(path: Path) -> Source:
-    """Return what opens a file anew each time, decompressed, and its type: by its name, or by the first bytes of a pipe."""
-    if path == STANDARD_STREAM:
-        return held_in_memory(sys.stdin.buffer.read())
-    if path.exists() and not path.is_file() and not path.is_dir():
-        return held_in_memory(path.read_bytes())
+def _suffix(path: Path) -> str:
+    """Return the type of a file by its name, without the suffix of a compression."""
+    if path.is_dir():
+        return ".parquet"
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing: Callable[..., Any] = (
-        COMPRESSED[suffixes.pop()][1] if suffixes and suffixes[-1] in COMPRESSED else open
-    )
-    suffix = suffixes[-1].replace(".pq", ".parquet") if suffixes else "(none)"
-    if suffix not in (*TEXTS, ".npy", ".parquet"):
-        raise TableError(
-            f"{path}: unknown file type {suffix}; use .csv, .tsv, .txt, .npy or .parquet, compressed or not."
-        )
+    if suffixes[-1:] in ([".gz"], [".bz2"], [".xz"]):
+        suffixes.pop()
+    suffix = suffixes[-1] if suffixes else "(none)"
+    if suffix not in (*TEXTS, ".npy", *DATASETS):
+        raise TableError(f"{path}: unknown file type {suffix}; use {READABLE}.")
     if not path.is_file():
         raise TableError(f"{path}: no such file.")
-    return functools.partial(packing, path, "rb"), suffix
+    return suffix
 
 
-def held_in_memory(content: bytes) -> Source:
-    """Return the source of bytes that came through a pipe, of the type that the first of them tell."""
-    for magic, packing in COMPRESSED.values():
-        if content.startswith(magic):
-            return held_in_memory(packing(io.BytesIO(content)).read())
-    suffix = (
-        ".npy" if content.startswith(b"\x93NUMPY") else ".parquet" if content.startswith(b"PAR1") else ".csv"
-    )
-    return functools.partial(io.BytesIO, content), suffix
+class _Rejoined(io.RawIOBase):
+    """Bytes that were read from a stream, and then the rest of the stream."""
+
+    def __init__(self, opening: bytes, rest: Any) -> None:
+        self._opening, self._rest = opening, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._opening[: len(buffer)] or self._rest.read(len(buffer))
+        self._opening = self._opening[len(found) :]
+        buffer[: len(found)] = found
+        return len(found)
 
 
-def _read_npy(
-    place: str, opened: Callable[[], BinaryIO], reading: Reading, chosen: Callable
-) -> tuple[list[str] | None, list[int], Cells]:
+def _decompressed(stream: Any) -> tuple[bytes, Any]:
+    """Return the first bytes of a stream, and the stream from its start; a compressed one is decompressed."""
+    opening = stream.read(OPENING)
+    rejoined = io.BufferedReader(_Rejoined(opening, stream))
+    for magic, unpack in COMPRESSED.items():
+        if opening.startswith(magic):
+            return _decompressed(unpack(rejoined))
+    return opening, rejoined
+
+
+def _open_binary(place: str, source: Path | bytes, suffix: str, choose: Choice, rows: int) -> _Opened:
+    """Open an NPY, Parquet or Feather file, or the bytes of one."""
     try:
-        with opened() as file:
-            # Objects are pickles, and pickles run code.
-            values = np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise TableError(f"{place}: not a readable NPY file of numbers ({error}).") from None
-    values = values[:, None] if getattr(values, "ndim", 0) == 1 else values
-    is_array = isinstance(values, np.ndarray)
-    if (
-        not is_array
-        or values.ndim != 2
-        or not np.issubdtype(values.dtype, np.number)
-        or np.iscomplexobj(values)
-    ):
-        shown = f"{values.dtype} of shape {values.shape}" if is_array else "an archive of several arrays"
+        if suffix == ".npy":
+            return _open_array(place, load_array(source), choose, rows)
+        dataset = arrow_dataset(source, suffix)
+        known = dataset.schema.names
+    except (ValueError, OSError) as error:
+        raise error if isinstance(error, TableError) else TableError(f"{place}: {error}") from None
+    names = [known[j] for j in choose(place, known, len(known))]
+    return _Opened(place, names, iter(row_blocks(dataset, Rows(block=rows), columns=names) or ()))
+
+
+def _open_array(place: str, values: np.ndarray, choose: Choice, rows: int) -> _Opened:
+    import pyarrow
+
+    if values.ndim != 2 or values.dtype.kind not in "iuf":
+        shown = f"{values.dtype} of shape {values.shape}"
         raise TableError(f"{place}: expected a two-dimensional array of real numbers, got {shown}.")
-    positions = chosen(None, values.shape[1])
-    return None, positions, Cells([np.asarray(values[:, j], dtype=float) for j in positions])
+    positions = choose(place, None, values.shape[1])
+    names = [f"x{j}" for j in positions]
+    parts = (values[start : start + rows] for start in range(0, len(values), rows))
+    tables = (pyarrow.table([np.asarray(part[:, j], float) for j in positions], names) for part in parts)
+    return _Opened(place, names, tables)
 
 
-def _read_parquet(
-    place: str, opened: Callable[[], BinaryIO], reading: Reading, chosen: Callable
-) -> tuple[list[str] | None, list[int], Cells]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise TableError(f"{place}: reading Parquet needs pyarrow: pip install 'kexpfam[data]'.") from None
-    try:
-        with opened() as stream, pyarrow.parquet.ParquetFile(stream) as file:
-            names = file.schema_arrow.names
-            positions = chosen(names, len(names))
-            table = file.read(columns=[names[j] for j in positions], use_pandas_metadata=False)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise TableError(f"{place}: not a readable Parquet file ({error}).") from None
-    return (
-        names,
-        positions,
-        Cells([parquet_column(place, names[j], table.column(names[j]), reading) for j in positions]),
-    )
+def _named(table: "pyarrow.Table") -> Iterable[tuple[str, Any]]:
+    return zip(table.column_names, table.columns, strict=True)
 
 
-def parquet_column(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
+def _typed(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
+    """Return a column of a typed file as numbers, or as labels; missing cells are NaN or None."""
     import pyarrow.types as types
 
     kind = column.type
     if types.is_temporal(kind):
-        raise TableError(f"{place}: column {name!r} {HOLDS_DATES}")
+        raise TableError(f"{place}: {dates(name)}")
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     label = name in reading.labels
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
-        if not label:
-            return column.cast("float64").to_numpy().astype(float)
+    numeric = (
+        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
+    )
+    if numeric and not label:
+        return column.cast("float64").to_numpy().astype(float)
+    texts = any(test(kind) for test in (types.is_string, types.is_large_string, types.is_boolean))
+    if (numeric or texts) and (label or reading.texts):
         return np.array(column.to_pylist(), dtype=object)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind):
-        if label or reading.texts:
-            return np.array(column.to_pylist(), dtype=object)
-        ways = f"leave it out (name the others with --columns), or have it as labels (--kind {name}=category)"
-        raise TableError(f"{place}: column {name!r} does not hold numbers; {ways}.")
-    raise TableError(f"{place}: column {name!r} does not hold numbers.")
+    ways = f"; omit it (name the others with --columns), or read it as labels (--kind {name}=category)"
+    raise TableError(f"{place}: column {name!r} does not contain numbers{ways if texts else ''}.")
 
 
-def _checked(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:
-    """Return the table, once its gaps are dealt with and its numbers are known to be finite."""
-    if not len(names) or not len(cells.columns[0]):
-        raise TableError(f"{place}: there is no row of data.")
-    table, rows = checked_rows(place, names, cells, reading), len(cells.columns[0])
-    if not len(table.values):
-        raise TableError(f"{place}: every row has a missing cell; --drop-missing leaves none.")
-    warn_of_dropped(place, rows - len(table.values), rows)
-    return table
-
-
-def warn_of_dropped(place: str, dropped: int, rows: int) -> None:
-    """Say how many rows were left out, if any were."""
-    if dropped:
-        message = f"{place}: {dropped} of {rows} rows have missing cells and are left out."
-        warnings.warn(message, DroppedRowsWarning, stacklevel=caller_level())
-
-
-def checked_rows(place: str, names: list[str], cells: Cells, reading: Reading) -> Table:
-    """Return the rows of cells, of which there may be none, without those that are to be dropped."""
-    columns, gaps = cells.columns, [_gaps(column) for column in cells.columns]
+def _checked(place: str, names: list[str], columns: list[np.ndarray], reading: Reading, start: int) -> Table:
+    """Return the rows, after ``start`` others, with missing cells treated as ``reading.gaps`` says."""
+    gaps = [np.isnan(one) if one.dtype != object else one == np.array(None) for one in columns]
     for name, column in zip(names, columns, strict=True):
         if column.dtype != object and np.isinf(column).any():
             row = int(np.flatnonzero(np.isinf(column))[0])
             raise TableError(
-                f"{place}, {cells.place(row)}: column {name!r} is {column[row]}, not a finite number."
+                f"{place}, row {start + row + 1}: column {name!r} is {column[row]}, not a finite number."
             )
     missing = np.any(gaps, axis=0)
     if reading.gaps == "refuse" and missing.any():
         row = int(np.flatnonzero(missing)[0])
         name = next(name for name, gap in zip(names, gaps, strict=True) if gap[row])
         raise TableError(
-            f"{place}, {cells.place(row)}: column {name!r} has no value, as have {missing.sum()} of {len(missing)} rows; fill "
-            "them, or leave these rows out with --drop-missing."
+            f"{place}, row {start + row + 1}: column {name!r} is missing, as are cells of {missing.sum()} of "
+            f"{len(missing)} rows; fill them, or drop these rows with --drop-missing."
         )
     if reading.gaps == "drop":
         columns = [column[~missing] for column in columns]
     if any(column.dtype == object for column in columns):
-        return Table(names, np.column_stack([column.astype(object) for column in columns]))
+        columns = [column.astype(object) for column in columns]
     return Table(names, np.column_stack(columns))
 
 
-def _gaps(column: np.ndarray) -> np.ndarray:
-    return (
-        np.isnan(column)
-        if column.dtype != object
-        else np.array([cell is None for cell in column], dtype=bool)
-    )
-
-
 def _positions(place: str, names: list[str] | None, width: int, *, columns: list[str] | None) -> list[int]:
-    """Return the positions of the columns that were asked for; of all, if they have names of their own."""
+    """Return the positions of the named columns; of all columns by default, which then need names."""
     known = numbered(width) if names is None else names
     if columns is None:
         if "" in known:
             raise TableError(
-                f"{place}: column {known.index('') + 1} has no name; if it holds the numbers of rows, choose the others with "
-                f"--columns {','.join(name for name in known if name)}."
+                f"{place}: column {known.index('') + 1} has no name; if it contains row numbers, select the "
+                f"others with --columns {','.join(name for name in known if name)}."
             )
         columns = known
     missing = [name for name in columns if name not in known]
@@ -365,15 +371,92 @@ def _positions(place: str, names: list[str] | None, width: int, *, columns: list
     ambiguous = [name for name in dict.fromkeys(columns) if known.count(name) > 1]
     if ambiguous:
         raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
-    repeated = _repeated(columns)
+    repeated = [name for name in dict.fromkeys(columns) if columns.count(name) > 1]
     if repeated:
         raise TableError(f"{place}: column {_quoted(repeated)} is named twice.")
     return [known.index(name) for name in columns]
 
 
-def _repeated(names: list[str]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
-
-
 def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+# A block of rows that is written: its columns.
+Columns = Sequence[np.ndarray]
+
+
+def write_table(path: Path, names: list[str], blocks: Iterable[Columns]) -> int:
+    """Write blocks of rows to a file of the type that its name says; return the number of rows.
+
+    The file is written completely or not at all. Blocks are written as they come, except to .npy.
+    """
+    kind = output_type(path)
+    with written(path) as file:
+        if kind == ".npy":
+            return _write_npy(file, path, blocks)
+        if kind in DATASETS:
+            return _write_arrow(file, kind, names, blocks)
+        with contextlib.ExitStack() as stack:
+            packed = path.suffix.lower() == ".gz"
+            # Without a name and a time in its header, equal tables give equal files.
+            zipped = lambda: stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+            target: Any = zipped() if packed else file
+            stream = io.TextIOWrapper(target, newline="", encoding="utf-8")
+            rows = write_csv(stream, names, blocks, "\t" if kind == ".tsv" else ",")
+            stream.detach()
+            return rows
+
+
+def output_type(path: Path) -> str:
+    """Return the type of the table that is written to a path; a pipe or a device gets CSV."""
+    device = path.parts[:2] == ("/", "dev")
+    if device or (path.exists() and not path.is_file() and not path.is_dir()):
+        return ".csv"
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1:] == [".gz"]
+    kind = suffixes[-2 if packed else -1] if len(suffixes) > packed else "(none)"
+    if kind in (".csv", ".tsv") or (kind in (".npy", *DATASETS) and not packed):
+        return kind
+    raise TableError(
+        f"{path}: unknown file type {kind}; tables are written as .csv, .tsv, .csv.gz, .tsv.gz, .npy, "
+        ".parquet or .feather."
+    )
+
+
+def write_csv(stream: Any, names: list[str], blocks: Iterable[Columns], separator: str = ",") -> int:
+    """Write a header and rows to a stream of text; return the number of rows. Numbers keep all their bits."""
+    writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
+    rows = 0
+    for place, block in enumerate(blocks):
+        if not place:
+            writer.writerow(names)
+        writer.writerows(zip(*(column.tolist() for column in block), strict=True))
+        rows += len(block[0])
+    return rows
+
+
+def _write_npy(file: Any, path: Path, blocks: Iterable[Columns]) -> int:
+    values = np.concatenate([np.column_stack(block) for block in blocks])
+    if values.dtype.kind not in "iuf":
+        raise TableError(f"{path}: labels cannot be written to .npy; use .csv, .parquet or .feather.")
+    np.save(file, values)
+    return len(values)
+
+
+def _write_arrow(file: Any, kind: str, names: list[str], blocks: Iterable[Columns]) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    blocks = iter(blocks)
+    first = next(blocks)
+    types = [pyarrow.array(column.tolist()).type for column in first]
+    types = [pyarrow.float64() if one == pyarrow.null() else one for one in types]
+    schema = pyarrow.schema(list(zip(names, types, strict=True)))
+    writer: Any = pyarrow.parquet.ParquetWriter if DATASETS[kind] == "parquet" else pyarrow.ipc.new_file
+    rows = 0
+    with writer(file, schema) as target:
+        for block in itertools.chain([first], blocks):
+            cells = [pyarrow.array(column.tolist(), one) for column, one in zip(block, types, strict=True)]
+            target.write(pyarrow.table(cells, schema=schema))
+            rows += len(block[0])
+    return rows

@@ -21,7 +21,6 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes, storage
-from kexpfam.caller import caller_level
 from kexpfam.data.encoding import Columns
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import merge_equal_rows
@@ -34,6 +33,7 @@ from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.progress import Bar, Listener
+from kexpfam.stacklevel import caller_level
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.caller import caller_level
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -24,6 +23,7 @@ from kexpfam.judge.conformal import Conformal, conformalise
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 from kexpfam.progress import Listener
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalEstimator", "SeenRowsWarning"]
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.caller import caller_level
 from kexpfam.data.blocks import Rows
 from kexpfam.data.encoding import Columns
 from kexpfam.data.kinds import AbstractKind
@@ -24,6 +23,7 @@ from kexpfam.fit.select import Kernel
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.model.density import TiltedDensity
 from kexpfam.progress import Listener
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalKernelExpFamily", "KernelExpFamily", "NearlyDeterministicWarning"]
 
@@ -399,11 +399,6 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
     def condition_lengthscale_(self) -> np.ndarray | None:
         """The length scales of the inputs in the kernel model, or None."""
         return None if self._kernel_fit is None else self._kernel_fit.selection.settings.condition_lengthscale
-
-    @property
-    def target_columns_(self) -> dict[str | int, AbstractKind]:
-        """The kind of each column of y, by name or position."""
-        return self._target_codec.columns.shown
 
     def _warn_if_nearly_deterministic(self) -> None:
         kernel, chosen = self._kernel, self.rkhs_penalty_

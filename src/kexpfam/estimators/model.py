@@ -307,6 +307,11 @@ class KernelModel(Estimator):
         """The kind of each column of X, by name or position."""
         return self._columns.shown
 
+    @property
+    def target_columns_(self) -> dict[str | int, AbstractKind]:
+        """The kind of each column of y, by name or position; empty for p(x)."""
+        return {} if self._target_codec is None else self._target_codec.columns.shown
+
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities; -inf outside the support. Missing values without a learned state are integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kexpfam.caller import caller_level
 from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
-from kexpfam.data.overview import look_over
-from kexpfam.data.passes import Sums, gone_through
+from kexpfam.data.passes import Sums, run_pass, take_overview
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import checked_weights, part_of
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["RowSource", "mean_score", "paired_blocks"]
 
@@ -51,7 +50,7 @@ class RowSource(NamedTuple):
         if blocks is None:
             return RowSource(tables, weight, len(X) if hasattr(X, "__len__") else None)
         blocks = paired_blocks(blocks, y, weight, conditional=conditional)
-        overview = look_over(blocks, settings.in_memory, seed=seed, report=report)
+        overview = take_overview(blocks, settings.in_memory, seed=seed, report=report)
         for low, high in zip(overview.low, overview.high, strict=True):
             bad = np.flatnonzero(np.isinf(low) | np.isinf(high))
             if len(bad):
@@ -86,7 +85,7 @@ def _mean_feature(
 ) -> np.ndarray:
     """Return the mean of the features of f over all rows of the blocks."""
     work = partial(_feature_sums, read, weighted, space, scaling, dims)
-    sums = gone_through(blocks, Sums(work, blocks.page), stage="summing", report=report)
+    sums = run_pass(blocks, Sums(work, blocks.page), stage="summing", report=report)
     count, left_out, *totals = sums.total
     if left_out:
         message = (
@@ -136,7 +135,7 @@ def mean_score(
 ) -> float:
     """Return the (weighted) mean of a score over all rows of the blocks, one block in memory at a time."""
     sums = Sums(partial(_score_sums, score, weighted), blocks.page)
-    gone_through(blocks, sums, stage="scoring", report=report)
+    run_pass(blocks, sums, stage="scoring", report=report)
     count, total = sums.total
     return float(total / count)
 

@@ -15,10 +15,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from kexpfam.caller import caller_level
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, inside_central
+from kexpfam.stacklevel import caller_level
 
 __all__ = ["Conformal", "UnboundedWarning", "conformalise"]
 

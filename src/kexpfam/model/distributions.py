@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from kexpfam.caller import caller_level
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.jax_settings import double_precision
+from kexpfam.stacklevel import caller_level
 
 __all__ = [
     "FAR",

@@ -14,8 +14,10 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import Kernel, KernelExpFamily, cli, reading, streaming
-from kexpfam.data import streams
+from kexpfam import Kernel, KernelExpFamily, cli
+from kexpfam.cli import inputs, results
+from kexpfam.cli.fitting import training
+from kexpfam.data import text as texts
 from kexpfam.data.tables import DroppedRowsWarning
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity
 
@@ -127,16 +129,16 @@ def test_rows_with_gaps_are_refused_or_dropped(run, model, expected, tmp_path):
     gappy.to_csv(tmp_path / "gappy.csv", index=False)
     code, _, err = run("score", model, tmp_path / "gappy.csv", "--missing", "unknown")
     assert code == 2
-    assert "column 'right' has no value, as have 2 of 40 rows" in err
+    assert "row 2: column 'right' is missing, as are cells of 2 of 40 rows" in err
     assert "--drop-missing" in err
     result = run("score", model, tmp_path / "gappy.csv", "--missing", "unknown", "--drop-missing")
     np.testing.assert_allclose(scores(result), np.delete(expected, [1, 5]))
     assert "warning: " in result[2]
-    assert "2 of 40 rows have missing cells and are left out" in result[2]
+    assert "2 of 40 rows have missing cells and are dropped" in result[2]
     code, _, err = run("score", model, tmp_path / "gappy.csv")
     assert (code, len(err.splitlines())) == (2, 1)
     assert (
-        "line 7: column 'left' is 'unknown', not a number; have such cells taken for missing ones (--missing 'unknown')"
+        "row 6: column 'left' is 'unknown', not a number; treat such cells as missing (--missing 'unknown')"
         in err
     )
 
@@ -144,8 +146,8 @@ def test_rows_with_gaps_are_refused_or_dropped(run, model, expected, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--decimal", "x"], "--decimal is '.' or ','"),
-        (["--separator", ";;"], "a separator is one character"),
+        (["--decimal", "x"], "--decimal must be '.' or ','"),
+        (["--separator", ";;"], "the separator must be one character"),
         (["--encoding", "klingon"], "not a readable CSV file"),
         (["--columns", "left,left"], "2 columns were named|is not in its place|named twice"),
     ],
@@ -223,12 +225,12 @@ def test_fit_reads_weights_from_a_column(run, tmp_path):
 
 def test_the_parts_of_a_conditional_table(tmp_path):
     FRAME.assign(w=1.0, y=0.5).to_csv(tmp_path / "data.csv", index=False)
-    found = reading.training(
-        tmp_path / "data.csv", reading.Columns(None, ["y"], None, "w"), reading._reading()
-    )
-    assert (found.features.names, found.targets.names) == (["left", "right"], ["y"])
+    chosen = inputs.ColumnOptions(None, ["y"], None, "w")
+    found = training(tmp_path / "data.csv", chosen, inputs._reading())
+    assert (found.features, found.targets) == (["left", "right"], ["y"])
     np.testing.assert_array_equal(found.weights, np.ones(ROWS))
-    np.testing.assert_array_equal(found.features.values, VALUES)
+    np.testing.assert_array_equal(found.rows[0], VALUES)
+    np.testing.assert_array_equal(found.rows[1], np.full(ROWS, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -244,10 +246,10 @@ def test_the_parts_of_a_conditional_table(tmp_path):
 )
 def test_kinds_by_name(given, kinds):
     if kinds is not None:
-        assert reading.kinds_of(given) == kinds
+        assert inputs.kinds_of(given) == kinds
         return
     with pytest.raises(ValueError, match="--kind "):
-        reading.kinds_of(given)
+        inputs.kinds_of(given)
 
 
 MIXED = "kind,share,code\nu,0.5,1\nv,,2\nu,0.25,1\n"
@@ -256,12 +258,12 @@ MIXED = "kind,share,code\nu,0.5,1\nv,,2\nu,0.25,1\n"
 class TestKinds:
     def test_kinds_are_those_of_columns_or_of_targets(self):
         kinds = {"share": "bounded:0:1", "count": "count"}
-        assert reading.Columns(None, None, None, None, kinds).settings() == {"columns": kinds}
-        assert reading.Columns(None, ["count"], None, None, kinds).settings() == {
+        assert inputs.ColumnOptions(None, None, None, None, kinds).settings() == {"columns": kinds}
+        assert inputs.ColumnOptions(None, ["count"], None, None, kinds).settings() == {
             "columns": {"share": "bounded:0:1"},
             "target_columns": {"count": "count"},
         }
-        assert reading.Columns(None, ["y"], None, None).settings() == {
+        assert inputs.ColumnOptions(None, ["y"], None, None).settings() == {
             "columns": None,
             "target_columns": None,
         }
@@ -299,7 +301,7 @@ class TestKinds:
             columns_ = {"code": kexpfam.Category(("01", "02")), "a": kexpfam.Bounded(0, 1)}
             target_columns_ = {"kind": kexpfam.Category(("u", "v"))}
 
-        found = reading.reading_for(Labelled(), reading._reading())
+        found = inputs.reading_for(Labelled(), inputs._reading())
         assert (found.labels, found.gaps, found.texts) == (["code", "kind"], "keep", False)
 
     def test_a_kind_that_is_none_is_one_line(self, run, tmp_path):
@@ -342,8 +344,8 @@ class TestStreams:
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
-        monkeypatch.setattr(streams, "BLOCK_BYTES", 100)
-        monkeypatch.setattr(streaming, "BLOCK_DRAWS", 12)
+        monkeypatch.setattr(texts, "BATCH_BYTES", 100)
+        monkeypatch.setattr(results, "BLOCK_DRAWS", 12)
 
     @pytest.fixture
     def seen(self, monkeypatch):
@@ -400,7 +402,7 @@ class TestStreams:
         gappy.to_csv(tmp_path / "data.csv", index=False)
         code, out, err = run("score", model, tmp_path / "data.csv", "-o", tmp_path / "scores.csv")
         assert (code, out) == (2, "")
-        assert "line 32: column 'right' is 'far'" in err
+        assert "row 31: column 'right' is 'far'" in err
         assert os.listdir(tmp_path) == ["data.csv"]
 
 

@@ -14,29 +14,29 @@ __all__ = ["checkout", "reproduce"]
 def reproduce(
     what: Annotated[
         str,
-        typer.Argument(help="all, page, or the name of an experiment; a name that is none lists them all."),
+        typer.Argument(help="all, page, or an experiment; an unknown name prints the list of valid names."),
     ],
     folder: Annotated[
-        Path | None, typer.Option(help="Where the records are; default: reproduction, or reproduction-quick.")
+        Path | None, typer.Option(help="Folder of the records; default: reproduction, or reproduction-quick.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The whole chain on reduced sizes.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes at a time, one thread each.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Run all steps on reduced sizes.")] = False,
+    jobs: Annotated[int, typer.Option(help="Number of processes, with one thread each.")] = 2,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget earlier records of these experiments first.")
+        bool, typer.Option("--fresh", help="Delete earlier records of these experiments first.")
     ] = False,
     tables_in: Annotated[
-        list[Path] | None, typer.Option(help="A page whose marked tables are made anew as well.")
+        list[Path] | None, typer.Option(help="A page whose marked tables are updated as well.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
 ) -> None:
-    """Measure the paper's tables and figures, cell by cell; cells that have a record are skipped.
+    """Measure the paper's tables and figures cell by cell; cells with a record are skipped.
 
-    Needs a checkout of the repository, where the specs and the paper's numbers are.
+    Requires a checkout of the repository, which contains the specs and the paper's numbers.
     """
     place = checkout()
     if place is None:
         raise ValueError(
-            "kexpfam reproduce needs the repository: run it in a checkout, where the folder 'reproduction' is."
+            "kexpfam reproduce needs the repository: run it in a checkout with the folder 'reproduction'."
         )
     sys.path.insert(0, str(place))
     from kexpfam.estimators.base import listening
@@ -63,7 +63,7 @@ def reproduce(
 
 
 def checkout() -> Path | None:
-    """Return the checkout whose package ``reproduction`` is used: the current folder, or the one the library is in."""
+    """Return the checkout of the repository: the current folder or the library's, or None."""
     for folder in (Path.cwd(), Path(kexpfam.__file__).parents[2]):
         if (folder / "reproduction" / "__init__.py").is_file():
             return folder

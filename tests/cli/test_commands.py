@@ -10,6 +10,8 @@ import pytest
 
 import kexpfam
 from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, KernelExpFamily, Search, cli, estimators
+from kexpfam.cli.commands import FIRST_STEPS
+from kexpfam.data.tables import read_table
 from kexpfam.datasets import SYNTHETIC, two_moons
 from kexpfam.fit.bases import BASES
 from kexpfam.fit.problem import SOLVERS
@@ -66,7 +68,7 @@ def model(folder, table):
 
 
 def test_fit_writes_the_model_that_the_library_fits(run, table, model, tmp_path):
-    output = tmp_path / "new" / "model.kexpfam"
+    output = tmp_path / "model.kexpfam"
     code, out, err = run("fit", table, "--columns", "left,right", "-o", output, *FIXED)
     assert (code, err) == (0, "")
     assert f"fitted {ROWS} rows of 2 columns: length scale 1, penalty 1e-02, base gaussian" in out
@@ -131,9 +133,7 @@ def test_score_takes_columns_without_names_in_their_order(run, table, model, exp
     np.save(tmp_path / "data.npy", pd.read_csv(table)[["left", "right"]].to_numpy())
     np.testing.assert_allclose(scores(run("score", model, tmp_path / "data.npy")), expected)
     np.save(tmp_path / "wide.npy", np.zeros((3, 3)))
-    refused(
-        run("score", model, tmp_path / "wide.npy"), "3 columns without names where 2 are needed: left, right"
-    )
+    refused(run("score", model, tmp_path / "wide.npy"), "3 columns without names, 2 are needed: left, right")
 
 
 def test_score_under_other_names_needs_to_be_told(run, table, model, expected, tmp_path):
@@ -217,9 +217,9 @@ BAD_FITS = {
         "no column 'middle'; there are left, right, name",
     ),
     "column of text": (lambda t, d: [t], "constant column(s) name: a constant has no density"),
-    "cell of text": (lambda t, d: [changed(t, d, 3, "right", "blue")], "line 5: column 'right' is 'blue'"),
+    "cell of text": (lambda t, d: [changed(t, d, 3, "right", "blue")], "row 4: column 'right' is 'blue'"),
     "cell of nan": (lambda t, d: [changed(t, d, 3, "right", "nan")], "missing cells, are learned by a chain"),
-    "infinite cell": (lambda t, d: [changed(t, d, 3, "right", "inf")], "line 5: column 'right' is 'inf'"),
+    "infinite cell": (lambda t, d: [changed(t, d, 3, "right", "inf")], "row 4: column 'right' is inf"),
     "empty cell": (lambda t, d: [changed(t, d, 3, "right", "")], "missing cells, are learned by a chain"),
     "unknown solver": (
         lambda t, d: [t, "--columns", "left,right", "--solver", "guess"],
@@ -283,6 +283,70 @@ def test_an_output_that_is_a_folder_is_refused_before_the_work(run, table, tmp_p
     assert "is a folder" in err
 
 
+@pytest.mark.parametrize("name", ["draws.csv", "draws.npy", "draws.parquet", "draws.feather", "draws.tsv.gz"])
+def test_tables_are_written_as_the_name_says(run, table, model, expected, tmp_path, name):
+    code, out, err = run("sample", model, "-n", 25, "-o", tmp_path / name, "--seed", 3)
+    assert (code, out) == (0, "")
+    assert "25 rows written" in err
+    found = read_table(tmp_path / name)
+    assert found.names == (["x0", "x1"] if name.endswith(".npy") else ["left", "right"])
+    np.testing.assert_array_equal(found.values, kexpfam.load(model).sample(25, random_state=3))
+    assert run("score", model, table, "-o", tmp_path / name)[0] == 0
+    np.testing.assert_allclose(read_table(tmp_path / name).values[:, 0], expected)
+
+
+def test_tables_of_other_types_are_refused_before_the_work(run, table, model, tmp_path):
+    for name in ("out.xlsx", "out", "out.html"):
+        for command in (["sample", model], ["score", model, table]):
+            refused(run(*command, "-o", tmp_path / name), "tables are written as .csv, .tsv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_does_not_exist_is_an_error(run, table, model, tmp_path):
+    for command in (
+        ["fit", table],
+        ["score", model, table],
+        ["sample", model],
+        ["plot", model],
+        ["report", model],
+        ["compare", model, model, "--data", table],
+    ):
+        refused(run(*command, "-o", tmp_path / "new" / "out.csv"), "new does not exist; create it first")
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_input_is_never_overwritten(run, table, model, one_target, labelled, tmp_path):
+    copies = {}
+    for path in (table, model, one_target, labelled):
+        copies[path.name] = tmp_path / path.name
+        copies[path.name].write_bytes(path.read_bytes())
+    data, stored, conditional, rows = copies.values()
+    csv = data.with_name("model.csv")
+    csv.write_bytes(stored.read_bytes())
+    (tmp_path / "link.csv").symlink_to(data)
+    (tmp_path / "folder").mkdir()
+    part = tmp_path / "folder" / "part.parquet"
+    pd.read_csv(table).to_parquet(part)
+    before = {path: path.read_bytes() for path in (*copies.values(), csv, part)}
+    for command in (
+        ["fit", data, "-o", data],
+        ["fit", data, "-o", tmp_path / "link.csv"],
+        ["fit", tmp_path / "link.csv", "-o", data],
+        ["fit", tmp_path / "folder", "-o", part],
+        ["fit", data, "--checkpoint", stored, "-o", stored],
+        ["score", stored, data, "-o", data],
+        ["score", csv, data, "-o", csv],
+        ["score", stored, data, "--json", "-o", stored],
+        ["sample", csv, "-o", csv],
+        ["sample", conditional, "--at", rows, "-o", rows],
+        ["plot", stored, "-o", stored],
+        ["report", stored, "--data", data, "-o", data],
+        ["compare", stored, csv, "--data", data, "-o", csv],
+    ):
+        refused(run(*command), "is an input and is not overwritten")
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_picture_of_an_unknown_type_is_one_line(run, model, tmp_path):
     code, _, err = run("plot", model, "-o", tmp_path / "model.sketch")
     assert code == 2
@@ -322,7 +386,18 @@ def test_a_senseless_number_of_draws_is_one_line(run, model, tmp_path):
 
 
 COMMANDS = ("fit", "score", "sample", "plot", "diagnose", "report", "compare", "reproduce")
-HEAVY = {"jax", "scipy", "sklearn", "matplotlib", "pandas", "equinox", "optax", "blackjax"}
+HEAVY = {
+    "jax",
+    "pyarrow",
+    "narwhals",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "pandas",
+    "equinox",
+    "optax",
+    "blackjax",
+}
 
 
 def test_help_lists_the_commands_and_what_to_do_first(run):
@@ -330,13 +405,13 @@ def test_help_lists_the_commands_and_what_to_do_first(run):
     assert (code, err) == (0, "")
     assert all(command in out for command in COMMANDS)
     assert "First steps" in out
-    assert all(f"kexpfam {step}" in out for step in cli.FIRST_STEPS)
+    assert all(f"kexpfam {step}" in out for step in FIRST_STEPS)
 
 
 def test_without_arguments_a_few_lines_say_what_to_do(run):
     code, out, err = run()
     assert (code, err) == (0, "")
-    for step, what in cli.FIRST_STEPS.items():
+    for step, what in FIRST_STEPS.items():
         assert any(line.split("  ", 2)[1:] and step in line and what in line for line in out.splitlines())
     assert out.rstrip().endswith("kexpfam --help")
     assert len(out.splitlines()) < 12
@@ -622,7 +697,7 @@ def test_score_takes_columns_without_names_in_order_features_first(
     expected = expected_scores(conditional, labelled, targets)
     np.testing.assert_allclose(pd.read_csv(tmp_path / "scores.csv")["log_density"], expected, atol=1e-8)
     np.save(tmp_path / "narrow.npy", np.zeros((3, 2)))
-    message = f"2 columns without names where {len(columns)} are needed: {', '.join(columns)}"
+    message = f"2 columns without names, {len(columns)} are needed: {', '.join(columns)}"
     refused(run("score", conditional, tmp_path / "narrow.npy"), message)
 
 
@@ -675,7 +750,7 @@ def test_names_that_a_conditional_model_does_not_know_are_y(run, labelled, condi
 
 
 def test_sample_needs_at_for_a_conditional_model_and_for_no_other(run, model, labelled, one_target):
-    refused(run("sample", one_target), "name a table of depth, slope to draw at")
+    refused(run("sample", one_target), "give a table of depth, slope with --at")
     refused(run("sample", model, "--at", labelled), "--at is for conditional models")
 
 
@@ -718,7 +793,7 @@ def test_every_command_knows_a_conditional_baseline(run, baseline, labelled, tmp
     frame, estimator = pd.read_csv(labelled), kexpfam.load(baseline)
     expected = estimator.score_samples(frame[FEATURES], frame["flow"])
     np.testing.assert_allclose(scores(run("score", baseline, labelled)), expected)
-    refused(run("sample", baseline), "name a table of depth, slope to draw at")
+    refused(run("sample", baseline), "give a table of depth, slope with --at")
     frame[["slope", "depth"]][:2].to_csv(tmp_path / "new.csv", index=False)
     _, out, _ = run("sample", baseline, "--at", tmp_path / "new.csv", "-n", 2)
     assert [line.split(",")[0] for line in out.splitlines()] == ["row", "0", "0", "1", "1"]
@@ -834,10 +909,10 @@ def test_machines_get_the_diagnosis(run, labelled, one_target):
 
 
 def test_report_writes_a_page_and_says_the_verdict(run, one_target, labelled, tmp_path):
-    code, out, _ = run("report", one_target, "--data", labelled, "-o", tmp_path / "new" / "page.html")
+    code, out, _ = run("report", one_target, "--data", labelled, "-o", tmp_path / "page.html")
     assert code == 0
     assert "the fit is" in out and "page.html" in out
-    page = (tmp_path / "new" / "page.html").read_text("utf-8")
+    page = (tmp_path / "page.html").read_text("utf-8")
     assert page.startswith("<!doctype html>") and f"{ROWS} held-out rows" in page
 
 

@@ -1,0 +1,5 @@
+"""The command line, ``kexpfam``."""
+
+from kexpfam.cli.commands import app, main
+
+__all__ = ["app", "main"]
