@@ -418,7 +418,7 @@ def learn(
     )
     best, polish = jax.tree.map(np.asarray, result.state.best).within(layout), None
     if rows * dim <= settings.polished_rows:
-        options = {"progress": settings.polish_progress, "steps": settings.polish_steps}
+        options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
         best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
