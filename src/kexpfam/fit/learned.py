@@ -424,7 +424,7 @@ def learn(
 
 
 def tilted_targets(scaling: Scaling | None, dim: int) -> int:
-    """Return the number of columns whose laws have bumps: a column of labels leaves the others as they are."""
+    """Return the number of targets whose laws have bumps; labels and angles have none."""
     if scaling is None:
         return dim
     return sum(issubclass(FAMILIES[kind.others.family], AbstractTilted) for kind in scaling.kinds)
