@@ -1,5 +1,6 @@
 """Tables as they are: labels, counts, angles, proportions, amounts with zeros and gaps through everything a model does."""
 
+import jax.random as jr
 import numpy as np
 import pandas as pd
 import pytest
@@ -211,3 +212,33 @@ def test_dates_are_refused():
     frame = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=30), "x": np.arange(30.0)})
     with pytest.raises(ValueError, match="days since"):
         KernelExpFamily().fit(frame)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_heavy_tailed_column_beside_labels_has_no_astronomic_draws(seed):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {"kind": rng.choice(["u", "v"], size=150), "heavy": np.sinh(4.0 * rng.normal(size=150))}
+    )
+    model = KernelExpFamily(learned=SMALL, random_state=seed).fit(frame)
+    draws = model.sample(20_000, random_state=seed)["heavy"].to_numpy()
+    assert np.isfinite(draws).all()
+    # The tails of the law are those of a normal law three times as wide in units of arcsinh.
+    units = lambda values: np.abs(np.arcsinh(values))
+    assert units(draws).max() < 4.0 * units(frame["heavy"]).max()
+
+
+def test_several_targets_have_a_mean_without_a_seed_and_one_with_a_key():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(150, 1))
+    y = pd.DataFrame(
+        {"number": 2.0 * x[:, 0] + rng.normal(size=150), "kind": np.where(x[:, 0] > 0, "u", "v")}
+    )
+    model = ConditionalKernelExpFamily(learned=SMALL, random_state=0).fit(x, y)
+    density, rows = model.density_, x[:4]
+    quasi, again = density.mean(rows), density.mean(rows)
+    assert np.array_equal(quasi, again) and np.array_equal(quasi, density.mean(rows, draws=512))
+    random = [density.mean(rows, draws=4096, key=jr.key(k))[:, 0] for k in (0, 1)]
+    assert not np.array_equal(*random)
+    spread = density.sample(2000, rows, key=jr.key(2))[..., 0].std(axis=1)
+    assert np.all(np.abs(quasi[:, 0] - random[0]) < 6.0 * spread / np.sqrt(512))

@@ -156,3 +156,12 @@ def test_how_far_a_row_is_off_does_not_end_the_training():
     bad, worse = np.append(scores, -1e2), np.append(scores, -1e6)
     assert float(bounded_mean(bad, 20.0)) == pytest.approx(float(bounded_mean(worse, 20.0)))
     assert float(bounded_mean(scores, 20.0)) == pytest.approx(scores.mean(), abs=1e-6)
+
+
+def test_held_out_parts_may_be_given():
+    sample = Sample.unconditional(np.random.default_rng(0).normal(size=(90, 2)))
+    parts = np.arange(60).reshape(3, 20)
+    settings = Learned(folds=2, repeats=2, width=8, epochs=1, cells=32, polish=())
+    ensemble = learned(sample, settings, held=parts)
+    assert len(ensemble.chain.order) == 6, "three parts of two members each"
+    assert np.array_equal(np.isfinite(ensemble.held_out), np.arange(90) < 60)

@@ -13,7 +13,6 @@ from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.ensemble import uniform_levels
 
 CELLS = 96
-SETTINGS = Learned(polish=(0.1, 0.01))
 
 
 def skewed(seed: int, rows: int, dim: int = 1) -> Sample:
@@ -57,7 +56,7 @@ def test_no_weights_are_better_than_the_bound_allows(penalty):
 @pytest.mark.parametrize("dim", [1, 3])
 def test_a_corrected_chain_has_the_density_that_was_fitted_and_draws_from_it(dim):
     sample, chain = skewed(0, 120, dim), drawn(dim)
-    better, polish = polished(chain, sample, *parts_of(120), 2, SETTINGS, CELLS)
+    better, polish = polished(chain, sample, *parts_of(120), 2, (0.1, 0.01), CELLS)
     assert polish is not None and polish.gain > 0.05 and polish.gap < 1e-4
     new = skewed(1, 4_000, dim)
     gain = [
@@ -78,7 +77,7 @@ def test_noise_is_not_polished(seed):
     """Standard normal targets are what the chain says before training already: every correction is worse elsewhere."""
     rng = np.random.default_rng(seed)
     sample = Sample(rng.normal(size=(200, 1)), rng.normal(size=(200, 1)))
-    _, polish = polished(drawn(), sample, *parts_of(200), 2, SETTINGS, CELLS)
+    _, polish = polished(drawn(), sample, *parts_of(200), 2, (0.1, 0.01), CELLS)
     assert polish is None or polish.gain < 0.05
 
 

@@ -171,7 +171,7 @@ BOUNDS = np.array([[-1.0, -0.5, -2.0], [0.5, 3.0, 0.1]])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bounded_link_integrates_to_one_and_its_draws_stay_inside(seed):
     """The share of a cell across a bound is that of its width: an error of the second order in the cells."""
-    layout, rng = layout_of(*(Bounded(*ends) for ends in BOUNDS.T)), np.random.default_rng(seed)
+    layout, rng = layout_of(*(Bounded(*ends) for ends in BOUNDS.T.tolist())), np.random.default_rng(seed)
     chain = rough(1, 3, seed=seed, layout=layout)
     x = rng.normal(size=(500, 1))
     draws = chain.sample(x, uniform_levels(rng, len(x), 3), cells=CELLS)

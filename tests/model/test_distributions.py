@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import expon, norm, t
 
-from kexpfam.model.distributions import Distributions
+from kexpfam.data.kinds import Category, Periodic, Real
+from kexpfam.model.distributions import Distributions, MomentWarning
 
 
 @pytest.fixture
@@ -74,12 +75,50 @@ def unsure():
     return Distributions.mixture(parts, np.array([1.0 - 1e-5, 1e-5]))
 
 
-def test_a_tail_that_nobody_has_seen_does_not_decide_the_moments(unsure):
-    # Of a law whose arcsinh is normal with this width the mean is sinh(centre) exp(width^2 / 2).
-    assert unsure.mean() == pytest.approx(2.0 * np.exp(0.05**2 / 2.0), rel=0.05)
-    assert 0.0 < unsure.variance()[0] < 0.2
-    assert 0.0 < unsure.crps(np.array([2.0]))[0] < 0.1 < 7.0 < unsure.crps(np.array([10.0]))[0] < 8.0
-    assert np.isfinite(unsure.mean_difference()).all()
+def test_a_moment_that_the_outer_mass_decides_is_nan_with_a_warning(unsure):
+    for moment in (unsure.mean, unsure.variance):
+        with pytest.warns(MomentWarning, match="median"):
+            assert np.isnan(moment()).all()
+
+
+def test_crps_is_not_trimmed(unsure):
+    """The second member has half of 1e-5 far above: (1 - F)^2 there is 2.5e-11 up to the last point."""
+    score = unsure.crps(np.array([2.0]))[0]
+    assert 1e-12 * unsure.points[0, -1] < score < 1e-10 * unsure.points[0, -1]
+
+
+def test_an_atom_with_a_rare_remainder_has_its_mean():
+    """A value of 0 with probability 1 - 2e-5, and otherwise uniform between 0 and 1."""
+    rare = Distributions.of_cells(np.array([[0.0, 1.0]]), np.ones((1, 1))).with_atom(
+        0.0, np.array([1 - 2e-5])
+    )
+    assert rare.mean() == pytest.approx([1e-5])
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
+def test_moments_and_crps_of_a_lognormal_law_are_their_closed_forms(sigma):
+    r = np.linspace(-12.0, 12.0, 40_001)
+    law = Distributions.of_cells(np.exp(sigma * r)[None], np.diff(norm.cdf(r))[None])
+    mean = np.exp(sigma**2 / 2.0)
+    assert law.mean()[0] == pytest.approx(mean, rel=1e-4)
+    if sigma < 2.0:
+        assert law.variance()[0] == pytest.approx(mean**2 * np.expm1(sigma**2), rel=1e-3)
+    # Baran and Lerch (2015), equation (A.2).
+    y, w = 1.7, np.log(1.7) / sigma
+    inner = norm.cdf(w - sigma) + norm.cdf(sigma / np.sqrt(2.0)) - 1.0
+    expected = y * (2.0 * norm.cdf(w) - 1.0) - 2.0 * mean * inner
+    assert law.crps(np.array([y]))[0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Category(("a", "b", "c")), Periodic(4.0), Real()])
+def test_the_centre_of_a_law_is_that_of_its_kind(kind):
+    labels = Distributions(
+        np.array([[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]), np.array([[0.0, 0.3, 0.3, 0.4, 0.4, 1.0]])
+    )
+    turned = Distributions.of_cells(np.array([[0.0, 0.5, 3.5, 4.0]]), np.array([[0.5, 0.0, 0.5]]))
+    law, expected = {Category: (labels, 2.0), Periodic: (turned, 0.0), Real: (turned, 2.0)}[type(kind)]
+    found = law.centre(kind)[0]
+    assert np.isclose(found, expected) or np.isclose(found, getattr(kind, "period", expected))
 
 
 def test_quantiles_go_where_the_tail_goes(unsure):

@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import simpson
@@ -10,9 +12,11 @@ from scipy.stats import kstest
 
 from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
 from kexpfam.data.scaling import Scaling
+from kexpfam.fit.learned import Learned, tilted_targets
 from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.density import Inputs
 from kexpfam.model.ensemble import ChainDensity, uniform_levels
+from kexpfam.model.precision import double_precision
 
 CELLS = 288
 KINDS = (
@@ -185,3 +189,37 @@ def test_known_cells_weigh_the_others():
     error = weights.std() / np.sqrt(len(weights))
     assert weights.mean() == pytest.approx(np.trapezoid(np.exp(joint), grid), abs=4.0 * error + 1e-6)
     assert np.all(draws.targets[:, 1:] == [1.0, 0.3])
+
+
+def test_draws_inside_jit_follow_those_on_the_host():
+    """Under the same levels the pure function gives the rows of the host, for every kind and atoms."""
+    values = table(0)
+    units, chain = rough(KINDS, values, seed=2)
+    levels = uniform_levels(np.random.default_rng(0), 50, len(KINDS))
+    host = chain.sample(np.zeros((50, 0)), levels).targets
+    with double_precision():
+        traced = jax.jit(lambda chain, levels: chain.drawn(jnp.zeros((50, 0)), levels))
+        found = traced(jax.tree.map(jnp.asarray, chain), jnp.asarray(levels, float))
+    assert np.array_equal(np.isinf(found), np.isinf(host))
+    both = np.isfinite(host)
+    assert np.mean(np.abs(np.asarray(found)[both] - host[both]) < 1e-2) > 0.98
+
+
+def test_a_column_of_labels_leaves_the_others_as_they_are():
+    rng = np.random.default_rng(0)
+    plain = np.column_stack(
+        [rng.normal(size=300), np.sinh(3.0 * rng.normal(size=300)), rng.uniform(size=300)]
+    )
+    kinds = (Real(), Real(), Bounded(0, 1))
+    labelled = np.column_stack([plain, rng.integers(2, size=300)])
+    alone = Scaling.of(plain, kinds)
+    beside = Scaling.of(labelled, (*kinds, Category(("a", "b"))))
+    for name in ("shift", "scale", "centre", "spread", "powers", "arcsinh"):
+        assert np.array_equal(getattr(alone, name), getattr(beside, name)[:3])
+    count = lambda scaling: Learned().resolution(100_000, tilted_targets(scaling))
+    assert count(alone) == count(beside)
+    first, second = (Layout.of(scaling, bumps=24).families for scaling in (alone, beside))
+    assert len(second) == len(first) + 1
+    for one, other in zip(first, second, strict=False):
+        assert eqx.tree_equal(one, other) and one.cells == other.cells
+    assert [family.light_tails for family in first] == [False, True]

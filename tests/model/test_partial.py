@@ -48,7 +48,9 @@ def chains() -> ChainDensity:
 def by_quadrature(density, row: np.ndarray) -> float:
     """Return the log density of the known part of a row with one unknown cell."""
     (unknown,) = np.flatnonzero(np.isnan(row))
-    grid = density.scaling.shift[unknown] + density.scaling.scale[unknown] * np.linspace(-60.0, 60.0, 12_001)
+    grid = density.scaling.shift[unknown] + density.scaling.scale[unknown] * np.linspace(
+        -300.0, 300.0, 30_001
+    )
     rows = np.tile(row, (len(grid), 1))
     rows[:, unknown] = grid
     return float(np.log(np.trapezoid(np.exp(density.log_density(rows)), grid)))

@@ -1,4 +1,4 @@
-"""What a column must be to have a density: checks that raise, and warnings of what makes likelihoods unbounded."""
+"""Checks of columns: errors for columns without a density, warnings for unbounded likelihoods."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from kexpfam.stacklevel import caller_level
 __all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_kinds", "check_targets"]
 
 MANY_TIES, FEW_VALUES = 0.1, 0.9
-# A combination of standardised columns with less than this spread is constant: exactly, or up to the rounding of decimals.
+# Spreads below which a combination of standardised columns is constant: exactly, or up to rounding.
 EXACTLY_COLLINEAR, NEARLY_COLLINEAR = 1e-10, 1e-6
 # Columns whose coefficient in such a combination is below this share of the largest have no part in it.
 NO_PART = 1e-3
 
 
 class CollinearWarning(UserWarning):
-    """Some columns are a combination of others up to rounding: the height of their density is that of the rounding."""
+    """Some columns are combinations of others up to rounding, which decides the height of their density."""
 
 
 class TiesWarning(UserWarning):
-    """So many rows are repeated that no density describes the data: any likelihood can be raised by a spike on the ties."""
+    """Many rows are repeated: a spike on them can raise any likelihood without limit."""
 
 
 def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
-    """Raise for columns that no density can describe; warn of rows that make likelihoods unbounded."""
+    """Raise for columns without a density; warn of rows that make likelihoods unbounded."""
     check_spread(X, names)
     constant = _named(constant_columns(X), names)
     if constant:
@@ -41,7 +41,7 @@ def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
 def check_targets(
     X: np.ndarray, targets: np.ndarray, names: Sequence[str] | None, target_names: Sequence[str] | None = None
 ) -> None:
-    """Raise for targets that have no density; warn of inputs that say nothing and targets that make likelihoods unbounded."""
+    """Raise for targets without a density; warn of constant inputs and of unbounded likelihoods."""
     check_spread(X, names)
     check_spread(targets, target_names, what="target column(s)")
     if np.any(constant_columns(targets)):
@@ -58,7 +58,7 @@ def check_targets(
 
 
 def check_kinds(values: np.ndarray, columns: Columns) -> None:
-    """Raise for columns of several kinds of which one cell is like all others, or whose spread is beyond double precision."""
+    """Raise for columns of several kinds that are constant, or whose spread is beyond double precision."""
     constant = np.zeros(len(columns.kinds), bool)
     for j, (kind, column) in enumerate(zip(columns.kinds, values.T, strict=True)):
         seen = column[~np.isnan(column)]
@@ -87,11 +87,11 @@ def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "c
 
 
 def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str) -> None:
-    """Raise if some combination of the columns is constant: mass on a plane has no density; warn if it is nearly so."""
+    """Raise if a combination of the columns is constant, which has no density; warn if it nearly is."""
     if len(values) <= values.shape[1] or not np.all(np.isfinite(values)):
-        return  # few rows lie on a plane whatever they are
+        return  # few rows always lie on a plane
     standard = (values - values.mean(axis=0)) / values.std(axis=0)
-    # Squares cannot tell less than 1e-8, but they are cheap, and most tables are far from it.
+    # A cheap test first: squares resolve spreads above 1e-8 only.
     if np.linalg.eigvalsh(standard.T @ standard / len(standard))[0] > 1e-6:
         return
     _, spreads, combinations = np.linalg.svd(standard / np.sqrt(len(standard)), full_matrices=False)
@@ -103,7 +103,7 @@ def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str)
         raise ValueError(
             f"{what} {_named(part, names)} are collinear and have no joint density: leave one out."
         )
-    message = f"{what} {_named(part, names)} are collinear up to rounding: the height of their density is that of the rounding."
+    message = f"{what} {_named(part, names)} are collinear up to rounding, which decides their density."
     warnings.warn(message, CollinearWarning, stacklevel=caller_level())
 
 
@@ -112,7 +112,7 @@ def _named(mask: np.ndarray, names: Sequence[str] | None) -> str:
 
 
 def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
-    """Warn of rows that repeat, on which a density can be made as high as one likes."""
+    """Warn of repeated rows, on which a density can be made as high as one likes."""
     distinct = len(np.unique(rows, axis=0))
     repeated = 1.0 - distinct / len(rows)
     if repeated > MANY_TIES:
@@ -122,7 +122,7 @@ def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
             else f"repeats in {repeated:.0%} of the rows"
         )
         message = (
-            f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score says how narrow the "
-            f"spikes are, not how good the fit is. {advice}"
+            f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score is "
+            f"that of the spikes, not of the fit. {advice}"
         )
         warnings.warn(message, TiesWarning, stacklevel=caller_level())

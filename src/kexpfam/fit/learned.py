@@ -27,7 +27,7 @@ from kexpfam.model.families import FAMILIES, AbstractTilted
 from kexpfam.progress import Listener
 from kexpfam.settings import SettingsRecord, check_at_least
 
-__all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn"]
+__all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn", "tilted_targets"]
 
 # Cells per bump while training; bumps beyond the least are a multiple of EVEN_BUMPS, as blocks of cells are.
 CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
@@ -391,7 +391,7 @@ def learn(
     seed = seed_from(seed_key)
     held, kept, orders = _dealt(rows, dim, settings, held, np.random.default_rng(seed))
     parts = len(held) // settings.repeats
-    bumps = settings.resolution(rows, _tilted(scaling, dim))
+    bumps = settings.resolution(rows, tilted_targets(scaling, dim))
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
@@ -419,12 +419,13 @@ def learn(
     )
     best, polish = jax.tree.map(np.asarray, result.state.best).within(layout), None
     if rows * dim <= settings.polished_rows:
-        best, polish = polished(best, sample, kept, held, parts, settings, cells)
+        options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
+        best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
-def _tilted(scaling: Scaling | None, dim: int) -> int:
-    """Return the number of columns whose laws have bumps: a column of labels leaves the others as they are."""
+def tilted_targets(scaling: Scaling | None, dim: int) -> int:
+    """Return the number of targets whose laws have bumps; labels and angles have none."""
     if scaling is None:
         return dim
     return sum(issubclass(FAMILIES[kind.others.family], AbstractTilted) for kind in scaling.kinds)

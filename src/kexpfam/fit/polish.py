@@ -14,7 +14,7 @@ import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -29,14 +29,6 @@ from kexpfam.model.families import RealLine, features, residual_cells
 from kexpfam.model.measures import logsumexp
 
 __all__ = ["Polish", "TiltedColumn", "polished", "tilted_columns"]
-
-
-class PolishSettings(Protocol):
-    """The settings of the polish, fields of ``Learned``."""
-
-    polish: tuple[float, ...]
-    polish_progress: float
-    polish_steps: int
 
 
 class Polish(NamedTuple):
@@ -138,16 +130,20 @@ def polished(
     kept: Int[np.ndarray, "m k"],
     held: Int[np.ndarray, "m h"],
     parts: int,
-    settings: PolishSettings,
+    path: tuple[float, ...],
     cells: int,
+    *,
+    progress: float = 1e-3,
+    steps: int = 100,
 ) -> tuple[Chain, Polish | None]:
     """Return stacked members with corrected tilts, and how they were found; unchanged if no score rises.
 
-    Penalties fall until no member improves. A member's penalty is chosen by the rows that other members hold
+    Penalties fall along the path until no member's score rises by ``progress``, with at most ``steps``
+    iterations each. A member's penalty is chosen by the rows that other members hold
     out, so that its own remain unseen.
     """
     tilted = [family.corrections for family in chain.columns.families for _ in family.columns]
-    if not any(tilted) or not settings.polish:
+    if not any(tilted) or not path:
         return chain, None
     columns = lambda k, rows: tilted_columns(chain.member(k), sample.rows(rows[k]), cells)
     member = lambda k: PolishedMember(columns(k, kept), columns(k, held))
@@ -156,12 +152,11 @@ def polished(
         weights = np.zeros((len(kept), chain.first.shape[-1] + 1, np.count_nonzero(tilted), max(tilted)))
         best, top = weights, np.zeros(len(kept))
         chosen, gaps = np.full(len(kept), np.inf), np.zeros(len(kept))
-        for penalty in settings.polish:
-            steps = repeat(settings.polish_steps)
-            found = list(pool.map(PolishedMember.improved, members, weights, repeat(penalty), steps))
+        for penalty in path:
+            found = list(pool.map(PolishedMember.improved, members, weights, repeat(penalty), repeat(steps)))
             weights = np.stack([own for own, _ in found])
             scores = elsewhere(np.array(list(pool.map(PolishedMember.gain, members, weights))), parts)
-            better = scores > top + settings.polish_progress
+            better = scores > top + progress
             best = np.where(better[:, None, None, None], weights, best)
             chosen, top = np.where(better, penalty, chosen), np.where(better, scores, top)
             gaps = np.where(better, [gap for _, gap in found], gaps)

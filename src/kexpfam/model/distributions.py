@@ -82,7 +82,7 @@ class Distributions(eqx.Module):
         return _interpolated(y, self.points, self.levels)
 
     def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-        """Return the values below which the target lies with these probabilities, several per row."""
+        """Return the quantiles at several levels per row."""
         return _interpolated(levels, self.levels, self.points)
 
     def mean(self) -> Float[np.ndarray, " n"]:
@@ -121,7 +121,7 @@ class Distributions(eqx.Module):
         return 2.0 * np.sum(np.diff(self.points, axis=1) * heights, axis=1)
 
     def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        r"""Return the continuous ranked probability score, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
+        r"""Return the CRPS, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
 
         Each side of y is a polygon of its own, of which the integral of the square is known.
         """
@@ -198,7 +198,7 @@ class AbstractDensity(eqx.Module):
     def log_density(
         self, targets: Float[AnyArray, "n d"], X: Float[AnyArray, "n p"] | None = None
     ) -> Float[AnyArray, " n"]:
-        """Return the normalised log density of each target under its condition; ``-inf`` off a bounded support."""
+        """Return the normalised log density of each target; ``-inf`` outside the support."""
 
     def log_prob(self, y: Float[AnyArray, "*d"], x: Float[AnyArray, "*p"] | None = None) -> Float[Array, ""]:
         """Return ``log p(y | x)`` at one point as a pure function, for jit, grad and vmap of JAX.
@@ -214,7 +214,7 @@ class AbstractDensity(eqx.Module):
         raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
-        """Return the lower and the upper bound of each column of the target; None where there are none."""
+        """Return the bounds of each column of the target, (2, d); None if all are infinite."""
         return positive(self)
 
     @abc.abstractmethod
@@ -223,11 +223,11 @@ class AbstractDensity(eqx.Module):
 
     @abc.abstractmethod
     def given(self, x: np.ndarray) -> "AbstractDensity":
-        """Return the density under one condition, as one that knows no condition."""
+        """Return the density under one condition, which has no condition itself."""
 
     @abc.abstractmethod
     def distributions(self, X: np.ndarray | None = None) -> Distributions:
-        """Return the distribution of the single target under each condition; one row where there is no condition."""
+        """Return the distribution of the single target under each condition, or of the only one."""
 
     def mean(
         self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
@@ -249,11 +249,11 @@ class AbstractDensity(eqx.Module):
         return np.concatenate([part.quantile(np.tile(levels, (len(part), 1))) for part, _ in self._pieces(X)])
 
     def crps(self, targets: np.ndarray, X: np.ndarray) -> np.ndarray:
-        """Return the continuous ranked probability score of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
+        """Return the CRPS of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
         return np.concatenate([part.crps(targets[rows, 0]) for part, rows in self._pieces(X)])
 
     def _pieces(self, X: np.ndarray | None) -> Iterator[tuple[Distributions, slice]]:
-        """Yield the distributions of some rows at a time, and which these are."""
+        """Yield the distributions of blocks of rows, and the slices of these."""
         if not self.conditional or X is None:
             yield self.distributions(X), slice(None)
             return
@@ -262,27 +262,26 @@ class AbstractDensity(eqx.Module):
 
 
 def positive(density: Any) -> Float[np.ndarray, "2 d"] | None:
-    """Return the bounds of columns of which some stand for their logarithms; None if there are none of them."""
+    """Return the bounds of columns of which some are modelled by logarithms; None if none is."""
     logs = np.asarray(density.scaling.logs, bool)
     return np.stack([np.where(logs, 0.0, -np.inf), np.full(len(logs), np.inf)]) if logs.any() else None
 
 
 def narrowed(tree: Any) -> Any:
-    """Return a tree whose float64 arrays are copies in the precision that JAX is set to."""
+    """Return a tree whose float64 arrays are copies in the precision of JAX."""
     narrow = lambda leaf: leaf.astype(jnp.result_type(float) if leaf.dtype == np.float64 else leaf.dtype)
     return jax.tree.map(lambda leaf: narrow(leaf) if eqx.is_array(leaf) else leaf, _copied(tree))
 
 
 def _copied(tree: Any) -> Any:
-    """Return a tree with arrays of its own: JAX takes a constant's precision from the first program that it was part of."""
+    """Return a tree with copies of its arrays: JAX caches the precision of constants by identity."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 def _in_double(density: Any, precision: np.dtype) -> Callable:
-    """Return the log density of one row as a function of JAX that is computed, and differentiated, in float64.
+    """Return the log density of one row as a JAX function with values and derivatives in float64.
 
-    What is transposed after the context has ended would fall back to the caller's precision: the derivative is a rule of its
-    own, in which all but the last product happens inside.
+    The derivative is a custom rule, because transposition after the context would use the caller's precision.
     """
 
     def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
@@ -316,9 +315,8 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
 def _interpolated(
     at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray, side: Literal["left", "right"] = "right"
 ) -> np.ndarray:
-    """Return each row's polygon at several places of that row, from that side where it jumps; beyond its ends it is level."""
+    """Return each row's polygon at several places, from the given side where it jumps, constant outside."""
     low, high, count = abscissae[:, :1], abscissae[:, -1:], abscissae.shape[1]
-    # Row by row: laid end to end, rows with far ends would leave no digits for their middles.
     place = np.stack(
         [np.searchsorted(row, wanted, side=side) for row, wanted in zip(abscissae, at, strict=True)]
     )
@@ -327,7 +325,7 @@ def _interpolated(
         (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
-    # A jump at the very place is behind from the right, and still to come from the left.
+    # At a jump, the level from the right is that after it.
     share = np.where(
         right > left, (at - left) / np.where(right > left, right - left, 1.0), float(side == "right")
     )

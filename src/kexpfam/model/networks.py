@@ -21,7 +21,7 @@ from kexpfam.data.sample import AnyArray
 __all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Layer", "Network", "Residual"]
 
 
-# Functions with a name of their own, because a model must be storable and picklable, and JAX's and Equinox's are not.
+# Functions with a name of their own, so that models can be stored and pickled.
 def silu(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """Return ``x / (1 + exp(-x))``."""
     return jax.nn.silu(x) if isinstance(x, jax.Array) else x * scipy.special.expit(x)
@@ -36,7 +36,7 @@ ACTIVATIONS = {"silu": silu, "relu": relu}
 
 
 class Layer(eqx.Module):
-    """``rows @ weight + bias``. The weight lies as inputs times outputs: so its products are fastest on a CPU."""
+    """``rows @ weight + bias``. The weight is inputs times outputs, which is fastest on a CPU."""
 
     weight: Float[Array, "a b"]
     bias: Float[Array, " b"]
@@ -60,10 +60,10 @@ class Layer(eqx.Module):
 
 
 class Network(eqx.Module):
-    """A multilayer perceptron of a point and its condition: one number per row if it is a scalar function, else a row.
+    """A multilayer perceptron of a point and its condition, with one output (scalar) or a row of outputs.
 
-    With ``waves`` it also sees the cosines of that layer. A plain network learns slow variation first and what varies within a
-    fraction of a unit last; with waves of the right lengths it learns both alike.
+    With ``waves`` the cosines of that layer are further inputs. A plain network learns slow variation
+    first; with waves of the right lengths it learns fast variation as well.
     """
 
     layers: tuple[Layer, ...]
@@ -84,7 +84,7 @@ class Network(eqx.Module):
         waves: Layer | None = None,
         key: Key[Array, ""],
     ) -> "Network":
-        """Return a random network; a zero-initialised one has output 0 everywhere, so that its player starts at its anchor."""
+        """Return a random network; a zero-initialised one has output 0 everywhere."""
         widths = [
             inputs if waves is None else inputs + waves.bias.size,
             *[width] * depth,
@@ -117,7 +117,7 @@ class AbstractTransport(eqx.Module):
 
 
 class Residual(AbstractTransport):
-    """``noise + network(noise, condition)``: noise lives where the points live, and the map starts as the identity."""
+    """``noise + network(noise, condition)``, with noise in the space of points; first the identity."""
 
     network: Network
 

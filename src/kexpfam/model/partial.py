@@ -1,8 +1,9 @@
-r"""Any columns given any others: rows of which some cells are known are completed, and what is known weighs the completions.
+r"""Conditionals of any columns given any others, by weighted completions of rows with known cells.
 
-The unknown cells of a row are drawn in some order, each given the cells before it, and a weight w is the density of the known
-cells given those. Then :math:`E[w]` is the density of the known part, and draws with these weights follow the unknown part
-given the known one. For a mixture of normals w is the density itself; for chains it is where the known columns come first.
+The unknown cells of a row are drawn in some order, each given the cells before it. The weight w is the
+density of the known cells, each given the cells before it. Then :math:`E[w]` is the density of the known
+part, and draws with these weights follow the unknown part given the known one. For a mixture of normals w is
+that density itself; for chains it is where the known columns come first.
 """
 
 from functools import singledispatch
@@ -26,18 +27,18 @@ CHUNK_NUMBERS = 1_000_000
 
 
 class Completions(NamedTuple):
-    """Several completions of every row, in the data's own units, and their log weights; equally many by each of ``strata``."""
+    """Completions of every row in data units and their log weights, equally many in each of ``strata``."""
 
     rows: np.ndarray  # (n, count, d)
     log_weights: np.ndarray  # (n, count)
     strata: int = 1
 
     def evidence(self) -> list[Estimate]:
-        """Return the log density of the known part of each row, with its standard error and the effective draws."""
+        """Return the log density of the known part of each row, with its error and effective draws."""
         return [_estimate(row, self.strata) for row in self.log_weights]
 
     def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return draws of the rows, (n, count, d), as often as their weights say."""
+        """Return draws of the rows in proportion to their weights, (n, count, d)."""
         shares = np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
         levels = np.cumsum(shares, axis=1)
         # Systematic resampling, in random order: fewer repetitions than independent choices have.
@@ -48,7 +49,7 @@ class Completions(NamedTuple):
 
 
 def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
-    """Return about ``count`` completions of every row; NaN stands for what is not known."""
+    """Return about ``count`` completions of every row; NaN marks unknown cells."""
     rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
     pieces = range(0, len(values), rows)
     parts = [_completed(density, values[i : i + rows], count, jr.fold_in(key, i)) for i in pieces]
@@ -67,7 +68,7 @@ def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array
 
 
 def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
-    """Return the rows that know the same columns, and these columns."""
+    """Return the rows with the same known columns, and these columns."""
     known, membership = np.unique(~np.isnan(values), axis=0, return_inverse=True)
     columns = [tuple(np.flatnonzero(pattern).tolist()) for pattern in known]
     return [(np.flatnonzero(membership.ravel() == k), own) for k, own in enumerate(columns)]
@@ -75,7 +76,7 @@ def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
 
 @singledispatch
 def _completed(density: Any, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
-    raise TypeError(f"a {type(density).__name__} does not know its conditionals.")
+    raise TypeError(f"a {type(density).__name__} has no conditionals.")
 
 
 @_completed.register
@@ -108,7 +109,7 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) 
 
 @_completed.register
 def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
-    """Return completions by the base, weighed by what the tilt adds."""
+    """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)
     rows, log_known = _by_law(base, z, count, key)
@@ -123,7 +124,7 @@ def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""
 
 @_completed.register
 def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
-    """Return the completions of all parts, each by its weight."""
+    """Return the completions of all parts, weighted by the weights of the parts."""
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
     found = [_completed(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
@@ -139,7 +140,7 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Co
 def _by_law(
     law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return completions by a law that knows its conditionals, (n, count, d), and the log density of the known parts."""
+    """Return completions by the conditionals of a law, (n, count, d), and log densities of known parts."""
     rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
     for k, (own, dims) in enumerate(patterns(z)):
         with double_precision():
@@ -172,7 +173,7 @@ def _kept(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _estimate(log_weights: np.ndarray, strata: int) -> Estimate:
-    """Return the log of the mean weight; what differs between strata is no error."""
+    """Return the log of the mean weight; differences between strata are not part of its error."""
     count, value = len(log_weights), float(logsumexp(log_weights) - np.log(len(log_weights)))
     if not np.isfinite(value):
         return Estimate(-np.inf, 0.0, float(count))
