@@ -273,7 +273,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
     ) -> ScoreMatchingDiagnosis:
         """Return what can be known about the quality of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
+        from kexpfam.integrate.nodes import Integration
 
         density, chosen, settings = self.density_, self.selection_.chosen, settings or Judgement()
         status, partition = self.solution_.status, density.log_partition
@@ -283,7 +283,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         # The solution is in closed form and draws are refined, so that only the normaliser is left to judge.
         exact = fit._replace(kl=Estimate(0.0, 0.0, np.inf), share=1.0)
         verdict, advice = judge(status, partition, 0.0, exact, None, conditional=False, settings=settings)
-        if fit.share < RESAMPLING_SHARE:
+        if fit.share < Integration.resampling_share:
             advice += (
                 "Chains start far from the density: the shares of its modes in draws may be off. Raise rkhs_penalty.",
             )
