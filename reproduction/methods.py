@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
-from kexpfam.fit.dde import COLD, DDE, WARM
+from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Solver, solver_from
+from kexpfam.fit.saddle import DoublyDual
 
 __all__ = [
     "ALGORITHMS",
@@ -114,7 +115,11 @@ def iterate_of_dde(name: str) -> Callable[..., Solver]:
 
     def make(*, warm_start: bool = False, polish: bool = False) -> Solver:
         wrapper = getattr(importlib.import_module("kexpfam.paper"), name)
-        return DDE(saddle=wrapper(WARM if warm_start else COLD), warm_start=warm_start, polish=polish)
+        return DDE(
+            saddle=wrapper(DoublyDual.warm() if warm_start else DoublyDual()),
+            warm_start=warm_start,
+            polish=polish,
+        )
 
     return make
 

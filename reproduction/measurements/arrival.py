@@ -41,7 +41,7 @@ class Watched(Solver):
 
     diary: Any = eqx.field(static=True)
 
-    knows_conditions: ClassVar[bool] = True
+    supports_conditions: ClassVar[bool] = True
 
     def solve(
         self,

@@ -27,8 +27,7 @@ from kexpfam.model.kernels import Gaussian as GaussianKernel
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.networks import AbstractTransport
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
-from kexpfam.paper.expansions import Member
-from kexpfam.paper.functional import FunctionalAscent
+from kexpfam.paper.functional import FunctionalAscent, SpaceFunction
 from reproduction.cost import Cost
 from reproduction.measurements.synthetic import synthetic
 from reproduction.records import Values
@@ -71,7 +70,7 @@ def stationarity(cell: Cell) -> Values:
     with double_precision(), Cost() as cost:
         problem = _problem(cell)
         solver, zeros = scheme(steps), jnp.zeros(_space(problem).size)
-        nu = (Member(problem.space, zeros),) if isinstance(solver, FunctionalAscent) else ()
+        nu = (SpaceFunction(problem.space, zeros),) if isinstance(solver, FunctionalAscent) else ()
         state = solver.init(problem, zeros, *nu, key=init_key)
         # Fresh draws at every look: the error of their mean falls with their number.
         key = lambda state: jr.fold_in(look_key, int(state.step))

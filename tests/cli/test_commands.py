@@ -17,7 +17,7 @@ from kexpfam.fit.bases import BASES
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.model.kernels import KERNELS
-from kexpfam.paper.contrastive import ContrastiveDivergence
+from kexpfam.paper.ascent import ContrastiveDivergence
 
 FIXED = ["--solver", "exact", "--lengthscale", "1.0", "--rkhs-penalty", "0.01", "--quiet"]
 ROWS = 40

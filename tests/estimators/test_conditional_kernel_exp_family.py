@@ -658,9 +658,9 @@ BAD_SETTINGS = {
         r"condition_lengthscale.*shape \(\) or \(1,\)",
     ),
     "width of zero": ({"base_width": 0.0}, "base_width must be positive"),
-    "solver object": ({"solver": MMDGAN()}, r"MMDGAN knows no condition.*'auto', 'exact' or 'dde'"),
+    "solver object": ({"solver": MMDGAN()}, r"MMDGAN does not support conditions.*'auto', 'exact' or 'dde'"),
     **{
-        name: ({"solver": name}, "knows no condition")
+        name: ({"solver": name}, "does not support conditions")
         for name in SOLVERS
         if name not in ("auto", "exact", "dde")
     },

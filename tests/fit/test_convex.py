@@ -65,7 +65,7 @@ def slow_log_weights(problem):
 
 
 def slow_objective(problem, penalty):
-    """Return the penalised likelihood from its formula, one condition after the other, careless of overflow."""
+    """Return the penalised likelihood by its formula, one condition after the other."""
     features, masses = slow_features(problem), np.exp(slow_log_weights(problem))
 
     def objective(weights):
@@ -180,7 +180,8 @@ def test_the_unconditional_likelihood_has_one_condition_that_says_nothing():
 
 
 def test_conditions_with_a_feature_each_are_problems_of_their_own():
-    # The part of the weights that belongs to a condition maximises its share of the likelihood, with the whole penalty.
+    # The part of the weights that belongs to a condition maximises its share of the likelihood, with the
+    # whole penalty.
     problem = random_problem((3, 3, False))
     means = np.random.default_rng(1).normal(0.0, 0.1, (3, 5))
     apart = problem._replace(
@@ -331,7 +332,8 @@ def test_linear_features_over_a_normal_have_the_closed_form(slope):
 
 
 def test_linear_features_of_condition_and_target_have_the_closed_form():
-    # f(y | x) = w x y over N(0, 1) has log Z(x) = (w x)^2 / 2, so that w = mean of x y / (mean of x^2 + penalty).
+    # f(y | x) = w x y over N(0, 1) has log Z(x) = (w x)^2 / 2, so that w = mean of x y / (mean of x^2 +
+    # penalty).
     x, shares, slope = np.array([-1.0, 0.3, 0.8]), np.array([0.2, 0.5, 0.3]), 0.7
     problem = tilted_normal_problem(slope)._replace(shares=shares, condition_features=x[:, None])
     np.testing.assert_allclose(log_partitions(problem, np.array([slope])), (slope * x) ** 2 / 2, atol=2e-4)

@@ -7,12 +7,13 @@ from oracles import midpoint_grid
 
 from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
-from kexpfam.fit.dde import persistent
+from kexpfam.fit import bases
+from kexpfam.fit.convergence import Convergence
+from kexpfam.fit.dde import run_with_retries
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Status
 from kexpfam.fit.saddle import DoublyDual, SaddleProblem, draw_batch, saddle_terms
-from kexpfam.fit.standing import Standing
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace
@@ -82,7 +83,8 @@ def test_the_warm_sampler_has_the_moments_of_the_density(warm, moons, seed):
     masses = volume * np.exp(warm.score_samples(points))
     draws = warm.sample(4000, random_state=seed)
     mean = masses @ points
-    # The sampler's noise is a mixture fitted to a few thousand draws, whose own error adds to that of the draws.
+    # The sampler's noise is a mixture fitted to a few thousand draws, whose own error adds to that of the
+    # draws.
     error = draws.std(0) * np.hypot(1 / np.sqrt(4000), 1 / np.sqrt(Distillation().draws))
     assert np.all(np.abs(draws.mean(0) - mean) < 5 * error)
 
@@ -188,7 +190,7 @@ SIZES = {
 def test_a_runaway_goes_on_at_lower_rates_while_there_are_any(problem, rate, status):
     solver = Hot(f_rate=rate, **SIZES)
     state = solver.init(problem, jnp.zeros(problem.space.size), key=jr.key(0))
-    outcome = persistent(problem, solver, state, steps=10, key=jr.key(1), stage="test")
+    outcome = run_with_retries(problem, solver, state, steps=10, key=jr.key(1), stage="test")
     assert outcome.status is status
     assert int(outcome.state.step) == (10 if status is Status.RAN_ALL_STEPS else 0)
 
@@ -196,7 +198,7 @@ def test_a_runaway_goes_on_at_lower_rates_while_there_are_any(problem, rate, sta
 def test_a_run_says_where_it_stands(moons):
     model = KernelExpFamily(model="kernel", solver=DDE(saddle=SMALL, steps=10), **SETTINGS).fit(moons)
     facts = model.solution_.facts
-    assert set(Standing._fields) <= set(facts)
+    assert set(Convergence._fields) <= set(facts)
     assert (
         model.solution_.status is Status.RAN_ALL_STEPS
     )  # ten steps from the cold are far from the optimum, and it says so
@@ -211,3 +213,16 @@ def test_the_printed_scheme_follows_the_plain_gradient_and_keeps_no_metric(probl
     assert after.state.metric.moment.size == 0
     moved = np.linalg.norm(after.state.point.f_weights - state.point.f_weights)
     assert moved == pytest.approx(float(after.trace["f_gradient"][0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_a_mixture_is_searched_only_if_the_solver_draws_from_it(moons, monkeypatch, warm_start):
+    searches = []
+    search = bases.best_shape
+    monkeypatch.setattr(
+        bases, "best_shape", lambda *args, **options: searches.append(1) or search(*args, **options)
+    )
+    small = Distillation(components=2, draws=200, candidates=400, rounds=1)
+    solver = DDE(steps=1, saddle=SMALL, warm_start=warm_start, distillation=small)
+    KernelExpFamily(model="kernel", kernel=Kernel(base="gaussian"), solver=solver, **SETTINGS).fit(moons)
+    assert len(searches) == warm_start

@@ -57,7 +57,8 @@ def test_a_distilled_mixture_is_near_its_density(seed):
     task = problem(False)
     weights = random_weights(task)
     law = distil(task, weights, settings=QUICK, key=jr.key(seed))
-    # Eight components fitted to 3,000 draws: about 23 parameters / (2 * 3,000) nats, and what eight bumps cannot hold.
+    # Eight components fitted to 3,000 draws: about 23 parameters / (2 * 3,000) nats, and what eight bumps
+    # cannot hold.
     assert 0.0 <= divergence(task, weights, law, np.zeros(0)) < 0.03
 
 

@@ -6,20 +6,19 @@ import pytest
 
 from kexpfam.data.sample import Sample
 from kexpfam.fit.natural import (
-    METRIC_DRAWS,
-    MOST_GROUPS,
-    MOST_ROWS,
+    FStep,
     Groups,
     Metric,
     f_gradient,
     group_rows,
-    lagged,
+    sampler_lag,
 )
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.spaces import FeatureSpace
 
 PENALTY = 0.05
+MOST_ROWS, MOST_GROUPS, METRIC_DRAWS = FStep().rows, FStep().groups, FStep().metric_draws
 
 
 def sample(rows, condition_dim=0, seed=0):
@@ -54,7 +53,7 @@ def test_the_lag_of_a_shifted_normal_is_its_divergence_and_its_weights_undo_it(s
     shift, count = 0.4, 20_000
     with double_precision():
         x = jr.normal(jr.key(seed), (count,))
-        lag = lagged(shift * x + 7.0, count, 1.0)
+        lag = sampler_lag(shift * x + 7.0, count, 1.0)
     # KL(N(0, 1) || N(shift, 1)), and the standard error of a mean with lognormal weights.
     error = np.sqrt(np.expm1(shift**2) / count)
     assert abs(float(lag.gap) - 0.5 * shift**2) < 5 * error
@@ -64,7 +63,7 @@ def test_the_lag_of_a_shifted_normal_is_its_divergence_and_its_weights_undo_it(s
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_constant_lag_has_even_weights(share):
-    lag = lagged(jnp.repeat(jnp.array([3.0, -20.0]), 8), 8, share)
+    lag = sampler_lag(jnp.repeat(jnp.array([3.0, -20.0]), 8), 8, share)
     np.testing.assert_allclose(lag.weights, 1 / 16, rtol=1e-6)
     assert abs(float(lag.gap)) < 1e-6
 
@@ -72,7 +71,7 @@ def test_a_constant_lag_has_even_weights(share):
 def test_few_draws_in_a_group_do_not_make_the_gap_much_smaller():
     with double_precision():
         x = 0.3 * jr.normal(jr.key(0), (40_000,))
-        few, many = lagged(x, 8, 0.5), lagged(x, 40_000, 0.5)
+        few, many = sampler_lag(x, 8, 0.5), sampler_lag(x, 40_000, 0.5)
     assert float(few.gap) == pytest.approx(float(many.gap), rel=0.05)
 
 

@@ -8,7 +8,7 @@ from kexpfam.fit.newton import climb, factored
 
 
 def quadratic(matrix, slope):
-    """Return value and direction of ``slope . x - x^T matrix x / 2``, whose maximiser is ``matrix^-1 slope``."""
+    """Return value and step of ``slope . x - x^T matrix x / 2``; the maximiser is ``matrix^-1 slope``."""
     value = lambda x: (float(slope @ x - 0.5 * x @ matrix @ x), None)
 
     def direction(x, state):

@@ -11,8 +11,8 @@ from oracles import linear_space, log_ratio, normal, normal_divergence, normal_q
 from kexpfam.data.sample import Sample
 from kexpfam.fit import convex
 from kexpfam.fit.saddle import (
-    Batch,
-    Point,
+    SaddleBatch,
+    SaddlePoint,
     SaddleProblem,
     anchor,
     carry,
@@ -60,7 +60,7 @@ def kernel_space():
 
 def at_anchor(problem, transport=None):
     """Return f = 0 and nu = its anchor, with noise as it is unless there is a transport."""
-    return Point(
+    return SaddlePoint(
         jnp.zeros(problem.space.size), network(1, "scalar", zero_initialised=True), transport or Identity()
     )
 
@@ -68,7 +68,7 @@ def at_anchor(problem, transport=None):
 def moving_point(problem):
     """Return a point at which no player is at rest."""
     weights = 0.3 * jr.normal(jr.key(5), (problem.space.size,))
-    return Point(
+    return SaddlePoint(
         weights,
         network(1, "scalar", zero_initialised=False),
         Residual(network(1, 1, zero_initialised=False, seed=1)),
@@ -80,7 +80,8 @@ def moving_point(problem):
 def test_the_kl_bound_is_attained_at_the_log_ratio(mean, seed):
     problem, count = anchored_normal(mean), 20_000
     terms = saddle_terms(at_anchor(problem), problem, draw_batch(problem, count, key=jr.key(seed)))
-    # Weighted by importance the base expectation is exactly 1; what is left is the mean of nu, of spread |mean|.
+    # Weighted by importance the base expectation is exactly 1; what is left is the mean of nu, of spread
+    # |mean|.
     assert abs(float(terms.kl_dual) - normal_divergence(mean)) < 5 * abs(mean) / np.sqrt(count)
 
 
@@ -90,7 +91,7 @@ def test_the_kl_bound_with_plain_base_draws_has_the_same_value(seed):
     problem = anchored_normal(mean)
     noise_key, base_key = jr.split(jr.key(seed))
     noise, base = problem.reference.sample(count, key=noise_key), problem.base.sample(count, key=base_key)
-    batch = Batch(problem.sample.rows(jnp.zeros(count, int)), noise, base, jnp.zeros(count))
+    batch = SaddleBatch(problem.sample.rows(jnp.zeros(count, int)), noise, base, jnp.zeros(count))
     bound = float(saddle_terms(at_anchor(problem), problem, batch).kl_dual)
     # exp(nu) is lognormal of variance exp(mean^2) - 1 under p0.
     error = np.sqrt((mean**2 + np.expm1(mean**2)) / count)
@@ -105,7 +106,7 @@ def test_every_other_nu_has_a_smaller_kl_bound(seed, scale):
     x = normal_quantiles(mean, count)
     # Points of equal mass under q stand for both expectations, and p0 / q comes from the closed form.
     points, log_weights = jnp.asarray(x)[:, None], jnp.asarray(-log_ratio(mean, x))
-    batch = Batch(problem.sample.rows(jnp.zeros(count, int)), points, points, log_weights)
+    batch = SaddleBatch(problem.sample.rows(jnp.zeros(count, int)), points, points, log_weights)
     best = at_anchor(problem)
     other = eqx.tree_at(lambda p: p.nu, best, network(1, "scalar", zero_initialised=False, seed=seed))
     last = lambda p: (p.nu.layers[-1].weight, p.nu.layers[-1].bias)
@@ -152,7 +153,7 @@ def norm(tree):
 
 
 def best_f(problem, transport, batch):
-    """Return the maximiser over f, which is quadratic: the difference of the mean features over the penalty."""
+    """Return the maximiser over f: the difference of the mean features divided by the penalty."""
     condition = batch.data.condition
     mean = lambda x: jnp.mean(problem.space.features(x, condition), 0)
     moved = carry(problem, transport, batch.noise, condition)

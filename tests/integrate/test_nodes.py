@@ -3,7 +3,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from kexpfam.integrate.nodes import effective_share, grid_nodes, importance_nodes, resample
+from kexpfam import KernelExpFamily
+from kexpfam.integrate import nodes
+from kexpfam.integrate.nodes import Integration, effective_share, grid_nodes, importance_nodes, resample
 from kexpfam.model.measures import Box, Gaussian
 
 
@@ -91,3 +93,32 @@ def test_effective_share_is_one_for_equal_weights_and_one_over_n_for_a_single_on
     assert effective_share(np.full(7, 3.0)) == pytest.approx(1.0)
     assert effective_share(np.array([0.0, -800.0, -800.0, -800.0])) == pytest.approx(0.25)
     assert effective_share(np.log([1.0, 2.0])) == pytest.approx(9 / 5 / 2)
+
+
+def test_equal_requests_share_one_grid_and_others_do_not():
+    data = np.random.default_rng(0).normal(size=(50, 1))
+    first = grid_nodes(normal(1.0), data)
+    assert grid_nodes(normal(1.0), data[::-1].copy()).points is first.points
+    with pytest.raises(ValueError, match="read-only"):
+        first.points[0] = 0.0
+    others = [
+        grid_nodes(normal(1.5), data),
+        grid_nodes(normal(1.0, mean=0.1), data),
+        grid_nodes(normal(1.0), 2.0 * data),
+        grid_nodes(normal(1.0), data, fineness=0.9),
+        grid_nodes(normal(1.0), data, Integration(data_margin=0.3)),
+        grid_nodes(normal(1.0), data, Integration(base_spread=6.0)),
+    ]
+    for other in others:
+        same = other.points.shape == first.points.shape and np.array_equal(other.points, first.points)
+        assert not (same and np.array_equal(other.log_weights, first.log_weights))
+
+
+def test_a_fit_in_two_dimensions_builds_each_of_its_grids_once(moons):
+    nodes._built.cache_clear()
+    KernelExpFamily(random_state=0).fit(moons)
+    built = nodes._built.cache_info()
+    # The grid of the search, and in the fit the coarse one of the start, that of the optimum and the finer
+    # check.
+    assert built.misses == 1 + 3
+    assert built.hits >= 4

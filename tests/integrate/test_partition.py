@@ -48,7 +48,8 @@ def test_quadrature_has_the_closed_form(slope):
 @pytest.mark.parametrize("slope", SLOPES)
 def test_importance_sampling_has_the_closed_form(slope, seed):
     estimate = by_importance(tilted_normal(slope), normal(0.5), draws=32768, key=jr.key(seed))
-    # A proposal apart from the density, so that there is an error to report; rounding where the weights are constant.
+    # A proposal apart from the density, so that there is an error to report; rounding where the weights are
+    # constant.
     assert abs(estimate.value - tilted_normal_log_partition(slope)) < 5 * estimate.standard_error + 1e-12
     assert estimate.trustworthy
 
@@ -56,7 +57,8 @@ def test_importance_sampling_has_the_closed_form(slope, seed):
 @pytest.mark.parametrize("slope", [0.7, 1.2])
 def test_tempered_smc_has_the_closed_form(slope):
     estimates = [by_smc(tilted_normal(slope), key=jr.key(seed)) for seed in range(3)]
-    # An error from four repetitions is itself uncertain (Student's t); the mean of three seeds has one of nine degrees.
+    # An error from four repetitions is itself uncertain (Student's t); the mean of three seeds has one of
+    # nine degrees.
     error = np.sqrt(np.mean([estimate.standard_error**2 for estimate in estimates]) / 3)
     mean = np.mean([estimate.value for estimate in estimates])
     assert abs(mean - tilted_normal_log_partition(slope)) < 5 * error

@@ -13,10 +13,10 @@ from scipy.stats import kstest
 from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.learned import Learned, tilted_targets
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.density import Inputs
 from kexpfam.model.ensemble import ChainDensity, uniform_levels
-from kexpfam.model.precision import double_precision
 
 CELLS = 288
 KINDS = (

@@ -1,4 +1,4 @@
-"""What contrastive divergence and annealed likelihood share: their steps, and what becomes of a run that ends early."""
+"""Steps and early ends of contrastive divergence and annealed likelihood."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -17,9 +17,7 @@ from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper import AnnealedLikelihood, Averaged, ContrastiveDivergence, MomentMatching, RandomIterate
-from kexpfam.paper.annealed import Annealing
-from kexpfam.paper.ascent import AbstractDrawing, AscentProblem, Drawn, NaturalAscent
-from kexpfam.paper.contrastive import Chains
+from kexpfam.paper.ascent import AbstractDrawing, Annealing, AscentProblem, Chains, ModelDraws, NaturalAscent
 from kexpfam.storage import load_tree, save_tree
 
 PENALTY = 1e-3
@@ -60,7 +58,7 @@ class Fixed(AbstractDrawing):
         return None
 
     def draw(self, problem, tilt, drawing, *, key):
-        return Drawn(None, self.points, self.weights, jnp.asarray(1.0))
+        return ModelDraws(None, self.points, self.weights, jnp.asarray(1.0))
 
 
 @pytest.mark.parametrize("trust", [0.05, 100.0])

@@ -9,17 +9,24 @@ from jaxtyping import Array, Float
 from kexpfam import Kernel, KernelExpFamily, load
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
-from kexpfam.fit.dde import pose
+from kexpfam.fit.dde import saddle_problem
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Problem, Status
-from kexpfam.fit.saddle import Point, SaddleProblem, draw_batch, player_gradient
+from kexpfam.fit.saddle import SaddlePoint, SaddleProblem, draw_batch, player_gradient
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian, StandardNormal
 from kexpfam.model.networks import AbstractTransport
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
-from kexpfam.paper.expansions import Expansion, Expansions, Member
-from kexpfam.paper.functional import AscentState, FunctionalAscent, FunctionalGradient, climbed
+from kexpfam.paper.functional import (
+    Expansion,
+    Expansions,
+    FunctionalAscent,
+    FunctionalGradient,
+    FunctionalState,
+    SpaceFunction,
+    functional_step,
+)
 
 SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 SMALL = FunctionalAscent(batch_size=32, ascents=2, width=16, depth=2)
@@ -53,15 +60,17 @@ def empty(slots):
 
 
 def start(problem, slots, *, reference=None):
-    """Return the posed on expansions and its players at f = 0, nu = 0 and an affine transport near the identity."""
+    """Return the problem on expansions, and players at f = 0, nu = 0 and an affine transport."""
     space = Expansions(problem.space.target.kernel)
     transport = Affine(jnp.eye(2) + 0.05, jnp.array([0.1, -0.2]))
-    posed = pose(problem, reference or problem.base, space)
-    return posed, AscentState(Point(empty(slots), Member(space, empty(slots)), transport), jnp.array(0))
+    posed = saddle_problem(problem, reference or problem.base, space)
+    return posed, FunctionalState(
+        SaddlePoint(empty(slots), SpaceFunction(space, empty(slots)), transport), jnp.array(0)
+    )
 
 
 class Twin:
-    """Algorithms 1 and 2 in lists and loops, with the Gaussian kernel's derivative by hand and one draw after another."""
+    """Algorithms 1 and 2 in lists and loops, with the derivative of the Gaussian kernel by hand."""
 
     def __init__(self, transport):
         self.f, self.nu = [], []  # pairs of centre and coefficient
@@ -146,13 +155,15 @@ def test_the_players_are_those_of_the_printed_algorithm(problem, steps, ascents,
 
 def test_a_functional_step_in_features_is_the_gradient_of_the_saddle_function(problem):
     posed = eqx.tree_at(
-        lambda p: p.inverse_temperature, pose(problem, problem.base, problem.space), jnp.asarray(2.0)
+        lambda p: p.inverse_temperature,
+        saddle_problem(problem, problem.base, problem.space),
+        jnp.asarray(2.0),
     )
     rng, size = np.random.default_rng(0), problem.space.size
     f, nu = (jnp.asarray(0.3 * rng.normal(size=size)) for _ in range(2))
-    point = Point(f, Member(problem.space, nu), Affine(jnp.eye(2), jnp.zeros(2)))
+    point = SaddlePoint(f, SpaceFunction(problem.space, nu), Affine(jnp.eye(2), jnp.zeros(2)))
     batch = draw_batch(posed, 50, key=jr.key(0))
-    after = climbed(posed, point, batch, jnp.asarray(0.1), nu_speed=3.0)
+    after = functional_step(posed, point, batch, jnp.asarray(0.1), nu_speed=3.0)
     f_gradient = player_gradient(posed, point, batch, lambda p: p.f_weights)
     nu_gradient = player_gradient(posed, point, batch, lambda p: p.nu.f)
     np.testing.assert_allclose(after.f_weights, f + 0.1 * f_gradient, rtol=1e-9, atol=1e-12)
@@ -301,13 +312,16 @@ def operations_of_a_step(dim: int, terms: int) -> float:
     posed = SaddleProblem(sample, base, space, base, jnp.array(PENALTY), jnp.array(1.0), anchored=False)
     batch = draw_batch(posed, 16, key=jr.key(0))
     step = jax.jit(
-        lambda f, nu: climbed(posed, Point(f, Member(space, nu), transport), batch, jnp.array(0.1))
+        lambda f, nu: functional_step(
+            posed, SaddlePoint(f, SpaceFunction(space, nu), transport), batch, jnp.array(0.1)
+        )
     )
     return step.lower(full, full).compile().cost_analysis()["flops"]
 
 
 def test_a_step_costs_as_many_operations_as_terms_times_dimensions():
-    # K steps make K terms, so that all of them take K^2 d: appendix B of the paper. Large sizes hide what does not grow.
+    # K steps make K terms, so that all of them take K^2 d: appendix B of the paper. Large sizes hide what
+    # does not grow.
     once = operations_of_a_step(200, 4000)
     assert operations_of_a_step(200, 8000) == pytest.approx(2.0 * once, rel=0.05)
     assert operations_of_a_step(400, 4000) == pytest.approx(2.0 * once, rel=0.05)

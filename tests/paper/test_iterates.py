@@ -106,7 +106,8 @@ def test_each_iterate_is_chosen_as_often_as_its_step_size_says(seed):
     )
     sizes = np.array([float(Walker().schedule(step)) for step in range(steps)])
     assert counts[0] == 0
-    # Below 0.0005 once in five hundred times four seeds, if the choice is right; equal shares would give 1e-100.
+    # Below 0.0005 once in five hundred times four seeds, if the choice is right; equal shares would give
+    # 1e-100.
     assert scipy.stats.chisquare(counts[1:], runs * sizes / sizes.sum()).pvalue > 5e-4
     assert scipy.stats.chisquare(counts[1:]).pvalue < 1e-20
 

@@ -9,7 +9,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.fit import convex
 from kexpfam.fit.convex import likelihood
-from kexpfam.fit.loop import run
+from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.problem import Problem, Status
 from kexpfam.integrate.nodes import grid_nodes
 from kexpfam.model import kernels
@@ -122,7 +122,7 @@ def test_the_value_of_a_step_is_the_penalised_likelihood():
         jnp.asarray(1e-2),
     )
     learning = Learning(decay=0.1, batch_size=20_000, nodes_per_batch=20_000)
-    state = learning.init(Linear(span, jnp.asarray(weights)))
+    state = AdamState.start(Linear(span, jnp.asarray(weights)))
     health = jax.jit(lambda key: learning.step(evidence, state, key=key)[1])(jr.key(0))
     posed = likelihood(problem.within(FeatureSpace(Constant(), span)), nodes)
     value = (
@@ -152,7 +152,7 @@ def test_learning_climbs_the_penalised_likelihood():
     outcome = run(
         evidence,
         learning,
-        learning.init(Linear(span, jnp.zeros(4))),
+        AdamState.start(Linear(span, jnp.zeros(4))),
         steps=200,
         key=jr.key(0),
         chunk=100,
@@ -163,7 +163,7 @@ def test_learning_climbs_the_penalised_likelihood():
         posed = likelihood(problem.within(FeatureSpace(Constant(), span)), nodes)
         return convex.maximise(posed, 1e-2, np.zeros(4)).value
 
-    assert optimum(outcome.state.f.span) > optimum(span) + 0.01
+    assert optimum(outcome.state.model.span) > optimum(span) + 0.01
 
 
 def test_the_held_out_score_is_the_mean_log_ratio_to_the_base():

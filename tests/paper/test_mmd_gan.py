@@ -18,8 +18,8 @@ from kexpfam.model.measures import Gaussian, Mixture
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper import MMDGAN
 from kexpfam.paper.duals import MixtureDual, PathwiseDraws
-from kexpfam.paper.mmd_gan import Deep, Players, Scaled, _own_pairs
-from kexpfam.paper.objective import regularised_mmd, singly_dual_terms
+from kexpfam.paper.mmd_gan import Deep, Players, Scaled, _own_pairs, regularised_mmd
+from kexpfam.paper.singly_dual import singly_dual_terms
 
 SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 PENALTY = 0.02
@@ -52,7 +52,7 @@ class Discrete:
         )
 
     def draws(self, masses):
-        """Return the measure with these masses; its density is relative to the base's masses, as on a grid."""
+        """Return the measure with these masses, and a density relative to the base's, as on a grid."""
         log_base = jax.vmap(self.problem.base.log_density)(jnp.asarray(self.nodes))
         return PathwiseDraws(jnp.asarray(self.nodes), masses, jnp.log(masses) - self.log_base + log_base)
 
@@ -142,7 +142,7 @@ def test_two_sets_of_draws_estimate_the_mmd_without_bias(discrete):
 
 @eqx.filter_jit
 def values(problem, dual, kernel):
-    """Return the discrepancy that a kernel sees between distinct points, and the regularised MMD, on draws of fixed noise."""
+    """Return a kernel's discrepancy of distinct points, and the regularised MMD, on fixed noise."""
     draws = [dual.pathwise_draws(2000, key=key) for key in jr.split(jr.key(5))]
     terms = regularised_mmd(problem, kernel, *draws)
     return terms.mmd - _own_pairs(problem, kernel), terms.value

@@ -11,8 +11,7 @@ from kexpfam.fit.problem import Problem, Status
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace, RandomFeatures
-from kexpfam.paper.functional import FunctionalAscent
-from kexpfam.paper.random_features import RandomFeatureGradient
+from kexpfam.paper.functional import FunctionalAscent, RandomFeatureGradient
 
 SETTINGS = {"model": "kernel", "kernel": Kernel(lengthscale=0.6, rkhs_penalty=1e-3), "random_state": 0}
 WARM = {

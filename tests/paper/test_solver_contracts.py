@@ -14,9 +14,7 @@ from kexpfam.integrate.nodes import Integration
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import FeatureSpace, KernelSpan
-from kexpfam.paper.annealed import Annealing
-from kexpfam.paper.ascent import NaturalAscent
-from kexpfam.paper.contrastive import Chains
+from kexpfam.paper.ascent import Annealing, Chains, NaturalAscent
 from kexpfam.paper.functional import FunctionalAscent
 from kexpfam.paper.learned_features import Learning
 
@@ -46,6 +44,20 @@ def problem(moons):
     return Problem(sample, Gaussian.fitted(data), space, 1e-2, best_mixture(data, seed=0), integration)
 
 
+class Unused(Gaussian):
+    """A proposal that raises when it is used."""
+
+    def sample(self, count, *, key):
+        raise AssertionError("the proposal was drawn from")
+
+    def log_density(self, x):
+        raise AssertionError("the density of the proposal was computed")
+
+
+def with_unused_proposal(problem):
+    return dataclasses.replace(problem, proposal=Unused(problem.base.mean, problem.base.cholesky))
+
+
 def quick(name) -> Solver:
     return dataclasses.replace(solver_from(name, conditional=False), **QUICK[name])
 
@@ -57,7 +69,8 @@ def test_every_solver_of_the_room_is_held_to_the_contract():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solution_is_finite_and_its_trace_is_what_the_solver_says_it_records(name, problem):
     solver = quick(name)
-    solution = solver.solve(problem, key=jr.key(0))
+    given = problem if solver.uses_proposal else with_unused_proposal(problem)
+    solution = solver.solve(given, key=jr.key(0))
     assert set(solution.trace) == set(solver.records)
     assert len({len(series) for series in solution.trace.values()}) == (1 if solver.records else 0)
     assert all(np.all(np.isfinite(series)) for series in solution.trace.values())
@@ -74,12 +87,20 @@ def test_a_solution_is_finite_and_its_trace_is_what_the_solver_says_it_records(n
     assert np.all(np.isfinite(solution.sampler.reference.log_densities(draws)))
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if solver_from(name, conditional=False).uses_proposal]
+)
+def test_a_solver_that_uses_the_proposal_does(name, problem):
+    with pytest.raises(AssertionError, match="the proposal"):
+        quick(name).solve(with_unused_proposal(problem), key=jr.key(0))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_algorithm_stands_alone_by_default(name):
     solver = solver_from(name, conditional=False)
     assert not getattr(solver, "warm_start", False)
     assert not getattr(solver, "polish", False)
-    with pytest.raises(ValueError, match="knows no condition"):
+    with pytest.raises(ValueError, match="does not support conditions"):
         solver_from(name, conditional=True)
 
 

@@ -1,4 +1,4 @@
-"""The paper's objectives see weighted rows as repeated ones: whatever they take a mean of, and whatever they draw."""
+"""The paper's objectives treat weighted rows as repeated rows, in means and in draws."""
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 
 from kexpfam.data.sample import Sample
-from kexpfam.fit.dde import pose
+from kexpfam.fit.dde import saddle_problem
 from kexpfam.fit.problem import Problem
 from kexpfam.fit.saddle import draw_batch
 from kexpfam.integrate.nodes import Integration
 from kexpfam.model import kernels
 from kexpfam.model.measures import Gaussian, Mixture
 from kexpfam.model.spaces import FeatureSpace
-from kexpfam.paper.ascent import AscentProblem
-from kexpfam.paper.contrastive import Chains
+from kexpfam.paper.ascent import AscentProblem, Chains
 from kexpfam.paper.duals import MixtureDual, PathwiseDraws
 from kexpfam.paper.learned_features import held_out_score
-from kexpfam.paper.mmd_gan import witness
-from kexpfam.paper.objective import regularised_mmd
+from kexpfam.paper.mmd_gan import regularised_mmd, witness
 
 KERNEL = kernels.Gaussian(0.8)
 DRAWS = 20_000
@@ -55,7 +53,8 @@ def test_the_regularised_mmd_and_its_witness_are_those_of_repeated_rows(both):
     points = jnp.linspace(-2.0, 2.0, 9)[:, None]
     draws = PathwiseDraws(points, jnp.full(9, 1.0 / 9.0), jnp.zeros(9))
     weighted, repeated = (
-        regularised_mmd(pose(problem, problem.base, problem.space), KERNEL, draws, draws) for problem in both
+        regularised_mmd(saddle_problem(problem, problem.base, problem.space), KERNEL, draws, draws)
+        for problem in both
     )
     np.testing.assert_allclose(weighted.value, repeated.value, rtol=1e-9)
     dual = MixtureDual.of(Mixture.of(np.zeros(1), np.zeros((1, 1)), np.ones((1, 1, 1))))
@@ -77,7 +76,7 @@ def test_batches_hold_rows_as_often_as_they_count(both, rows):
     data, counts = rows
     mean, weighted = np.average(data[:, 0], weights=counts), both[0]
     spread = np.sqrt(np.average((data[:, 0] - mean) ** 2, weights=counts) / DRAWS)
-    batch = draw_batch(pose(weighted, weighted.base, weighted.space), DRAWS, key=jr.key(0))
+    batch = draw_batch(saddle_problem(weighted, weighted.base, weighted.space), DRAWS, key=jr.key(0))
     started = Chains(count=DRAWS)._rows(AscentProblem.of(weighted), jr.key(1))
     for drawn in (batch.data.target, started):
         assert float(np.mean(drawn)) == pytest.approx(mean, abs=5.0 * spread)

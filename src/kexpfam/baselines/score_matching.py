@@ -38,7 +38,7 @@ from kexpfam.estimators.base import (
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Solution, Status
-from kexpfam.integrate.nodes import seed_from
+from kexpfam.integrate.nodes import Integration, seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import measure_log_partition, measure_status, sampler_fit
@@ -284,7 +284,6 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
         """Return the diagnosis of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        from kexpfam.integrate.chains import RESAMPLING_SHARE  # BlackJAX is slow to import
 
         density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
         key = key_from(random_state)
@@ -294,7 +293,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
         level, meaning = "good", "Chains start near the density."
-        if fit.share < RESAMPLING_SHARE:
+        if fit.share < Integration().resampling_share:
             level = "poor"
             meaning = "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty."
         text, share = f"{loss:.4f} in training, {held_out}", f"{fit.share:.0%}"

@@ -1,13 +1,13 @@
-"""The convex problem behind every f: penalised maximum likelihood with the partition function as a weighted sum.
+"""Penalised maximum likelihood as a convex problem, with the partition function as a weighted sum over nodes.
 
-The nodes of that sum are a quadrature grid or importance draws; the program is the same. Conditional and unconditional too:
-there is one partition function per condition, and the unconditional problem has a single empty one. Features are products of
-a function of the condition and one of the target, so that nothing is ever stored per condition, node *and* feature. All of it
-in float64, on NumPy's BLAS. ``Convex`` is the default solver.
+The nodes are a quadrature grid or importance draws. There is one partition function per condition; the
+unconditional problem has a single, empty condition. Features are products of a function of the condition and
+a function of the target, so that no array has an axis for conditions, nodes *and* features. All computations
+are in float64 on NumPy's BLAS. ``Convex`` is the default solver.
 """
 
 import functools
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Unpack
 
 import jax.random as jr
 import numpy as np
@@ -18,50 +18,31 @@ from threadpoolctl import threadpool_limits
 from kexpfam.data.sample import AnyArray, distinct_conditions
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
-from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status
+from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
-from kexpfam.progress import Listener
+from kexpfam.settings import check_at_least
 
-__all__ = [
-    "Convex",
-    "Likelihood",
-    "Optimum",
-    "Shortfall",
-    "continuation",
-    "likelihood",
-    "log_partitions",
-    "maximise",
-    "polish",
-    "shortfall",
-]
+__all__ = ["Convex", "Likelihood", "Optimum", "likelihood", "maximise", "polish", "shortfall"]
 
-# A node this much less probable than the likeliest one does not move a Hessian.
+# Nodes with less than this share of the largest probability are left out of a Hessian: it is below its
+# rounding.
 NEGLIGIBLE = 1e-8
 # Numbers in the largest array of a Hessian's assembly: about 100 MB.
 BLOCK_NUMBERS = 12_000_000
-# The continuation in the penalty starts where two Newton steps solve the problem, and follows it down.
-FIRST_PENALTY, PENALTY_FACTOR = 1e-2, 0.1
-# Half of this bounds how far (nats) f is from the optimum on its nodes.
-OPTIMAL_DECREMENT = 1e-6
-# An integral may change by this much (nats) on a finer grid, or on fresh draws, before it is called too coarse.
-INTEGRAL_TOLERANCE = 5e-3
-# Threads pay for large products only; for small ones they wait for each other, above all on a busy machine.
-THREADED_FEATURES = 600
-# The grid on which the way to the optimum is found, as a share of the one that the optimum is on.
-COARSE = 0.5
 
 
 class Likelihood(NamedTuple):
     """``w . mean_feature - sum_c share_c log sum_j exp(log_weights[c, j] + features[c, j] . w)``.
 
-    ``features[c, j]`` is the outer product of ``condition_features[c]`` and ``node_features[j]``, flattened. Log weights that
-    are the same under every condition have a first axis of length 1. Without conditions there is one condition feature, 1.
+    ``features[c, j]`` is the flattened outer product of ``condition_features[c]`` and ``node_features[j]``.
+    Log weights that are equal under every condition have a first axis of length 1. Without conditions the
+    condition feature is 1.
 
-    Problems that differ in their rows alone, such as those of folds, are one with a further first axis of ``mean_feature`` and
-    ``shares``; their weights, values and gradients have it too, and the features of the nodes are read once for all of them.
+    Problems that differ in their rows only, such as those of folds, are one record with a further first axis
+    of ``mean_feature`` and ``shares``; their weights, values and gradients have that axis too.
     """
 
     mean_feature: np.ndarray  # (*k, a * b)
@@ -83,13 +64,12 @@ class Likelihood(NamedTuple):
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
         """Return the weights of the node features under each condition, (*k, c, b)."""
-        return self.condition_features @ weights.reshape(
-            *weights.shape[:-1], self.condition_features.shape[1], -1
-        )
+        shape = (*weights.shape[:-1], self.condition_features.shape[1], -1)
+        return self.condition_features @ weights.reshape(shape)
 
 
 class Optimum(NamedTuple):
-    """The maximiser, with what a reader needs to trust it."""
+    """The maximiser, and measurements of its accuracy."""
 
     weights: np.ndarray
     value: float
@@ -105,8 +85,9 @@ def maximise(
 ) -> Optimum:
     r"""Return the maximiser of ``likelihood - penalty / 2 |w|^2`` by damped Newton steps.
 
-    The gradient is :math:`\hat\mu - E_{p_f}[\phi] - \eta w`, the negative Hessian :math:`Cov_{p_f}[\phi] + \eta I`; half the
-    squared Newton decrement bounds the distance to the optimum in nats. Equation ledger: ``KEF-MLE``.
+    The gradient is :math:`\hat\mu - E_{p_f}[\phi] - \eta w`, the negative Hessian :math:`Cov_{p_f}[\phi] +
+    \eta I`; half the squared decrement bounds the distance to the optimum in nats. Equation ledger:
+    ``KEF-MLE``.
     """
 
     def evaluate(weights: np.ndarray) -> tuple[float, NodeMasses]:
@@ -123,10 +104,14 @@ def maximise(
 
     start = np.array(start, dtype=np.float64)
     found = climb(start, evaluate, direction, tolerance=tolerance, most=most)
-    converged = bool(found.decrement <= max(tolerance, 1e-7))
-    partitions = found.state.log_partitions
     return Optimum(
-        found.point, found.value, partitions, found.decrement, found.iterations, found.curvature, converged
+        weights=found.point,
+        value=found.value,
+        log_partitions=found.state.log_partitions,
+        decrement=found.decrement,
+        iterations=found.iterations,
+        factor=found.curvature,
+        converged=bool(found.decrement <= max(tolerance, 1e-7)),
     )
 
 
@@ -136,31 +121,29 @@ def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
     conditions = distinct_conditions(sample)
     phi, mean = space.condition.matrix(conditions.values), problem.mean_feature
     if mean is None:
-        # The mean over rows of phi(x) psi(y)^T, without ever holding one such product per row.
-        mean = (
-            conditions.totals(space.target.matrix(sample.target)).T @ phi / conditions.counts.sum()
-        ).T.ravel()
+        # The mean over rows of phi(x) psi(y)^T; no array has one such product per row.
+        totals = conditions.totals(space.target.matrix(sample.target))
+        mean = (totals.T @ phi / conditions.counts.sum()).T.ravel()
     features = space.target.node_matrix(nodes)
     return Likelihood(np.asarray(mean), features, nodes.log_weights[None], conditions.shares, phi)
 
 
 def _product(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return ``rows @ matrix`` as one product, whatever axes the rows are arranged along."""
+    """Return ``rows @ matrix`` as one product; the rows may have several leading axes."""
     return (rows.reshape(-1, rows.shape[-1]) @ matrix).reshape(*rows.shape[:-1], -1)
 
 
 class NodeMasses(NamedTuple):
-    """The probabilities of the nodes under each condition (*k, c, j), and the log partition functions (*k, c)."""
+    """The probabilities of the nodes by condition, (*k, c, j), and the log partition functions, (*k, c)."""
 
     probabilities: np.ndarray
     log_partitions: np.ndarray
 
 
 def normalised(exponents: np.ndarray) -> NodeMasses:
-    """Return the probabilities of the nodes and their normalisers, by one exponential per node.
+    """Return the probabilities of the nodes and their normalisers; the argument is overwritten.
 
-    This is the inner loop of every fit: a log-sum-exp and then the probabilities would take two exponentials. The array given
-    is overwritten.
+    This is the inner loop of every fit: it takes one exponential per node, a log-sum-exp would take two.
     """
     top = exponents.max(axis=-1)
     exponents -= top[..., None]
@@ -173,7 +156,7 @@ def normalised(exponents: np.ndarray) -> NodeMasses:
 def objective(
     problem: Likelihood, penalty: float, weights: np.ndarray
 ) -> tuple[np.ndarray | np.floating, NodeMasses]:
-    """Return ``likelihood - penalty / 2 |w|^2`` (*k), and the masses that its derivatives are made of."""
+    """Return ``likelihood - penalty / 2 |w|^2`` (*k), and the node masses for its derivatives."""
     masses = normalised(problem.exponents(weights))
     linear = np.sum(weights * (problem.mean_feature - 0.5 * penalty * weights), axis=-1)
     return linear - np.sum(problem.shares * masses.log_partitions, axis=-1), masses
@@ -190,7 +173,7 @@ def gradient(problem: Likelihood, penalty: float, weights: np.ndarray) -> np.nda
 
 
 def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share: float = 1e-10) -> Likelihood:
-    """Return the problem without the nodes that carry no mass at these weights under any condition."""
+    """Return the problem without the nodes of negligible mass at these weights under all conditions."""
     exponents = problem.exponents(weights)
     live = np.any(exponents - exponents.max(axis=1, keepdims=True) > np.log(share), axis=0)
     return problem._replace(
@@ -208,7 +191,7 @@ def moments(
 
 
 def covariances(problem: Likelihood, probabilities: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return the covariance of the node features under each condition: upper triangles, (c, b (b + 1) / 2)."""
+    """Return the upper triangle of the features' covariance under each condition, (c, b (b + 1) / 2)."""
     psi = problem.node_features
     first, second = np.triu_indices(psi.shape[1])
     if len(probabilities) == 1:
@@ -216,13 +199,13 @@ def covariances(problem: Likelihood, probabilities: np.ndarray, means: np.ndarra
         scaled = psi[live] * np.sqrt(probabilities[0, live])[:, None]
         products = (scaled.T @ scaled)[first, second][None]
     else:
-        # One product for all conditions: their features are few, so that the squares of all nodes' features are small.
+        # One product serves all conditions: with few features the array of products of features is small.
         products = probabilities @ (psi[:, first] * psi[:, second])
     return products - means[:, first] * means[:, second]
 
 
 def information(problem: Likelihood, triangles: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return ``sum_c share_c (phi_c phi_c^T) x Cov_c[psi]`` as a matrix; the factors are symmetric, so triangles are enough."""
+    """Return the matrix ``sum_c share_c (phi_c phi_c^T) x Cov_c[psi]`` from the triangles of its factors."""
     phi, b = problem.condition_features, problem.node_features.shape[1]
     a = phi.shape[1]
     if a == 1:
@@ -238,32 +221,43 @@ def information(problem: Likelihood, triangles: np.ndarray, shares: np.ndarray) 
 
 
 def _square(blocks: np.ndarray, a: int, b: int) -> np.ndarray:
-    """Return the matrix of (a b) rows whose upper triangles of upper triangles are given."""
+    """Return the matrix with (a b) rows from the upper triangles of its blocks and within its blocks."""
     full = blocks[_places(a)][:, :, _places(b)]
     return full.transpose(0, 2, 1, 3).reshape(a * b, a * b)
 
 
 @functools.cache
 def _places(size: int) -> np.ndarray:
-    """Return where each entry of a symmetric matrix is in its upper triangle, (size, size)."""
+    """Return the index of each entry of a symmetric matrix in its upper triangle, (size, size)."""
     places = np.zeros((size, size), int)
     places[np.triu_indices(size)] = np.arange(size * (size + 1) // 2)
     return np.maximum(places, places.T)
 
 
-def continuation(problem: Likelihood, penalty: float, *, start: np.ndarray | None = None) -> Optimum:
-    """Return the optimum at ``penalty``: from ``start`` if given, else along falling penalties from f = 0."""
+def continuation(
+    problem: Likelihood,
+    penalty: float,
+    *,
+    start: np.ndarray | None = None,
+    first_penalty: float = 1e-2,
+    factor: float = 0.1,
+    tolerance: float = 1e-2,
+) -> Optimum:
+    """Return the optimum at ``penalty``, from ``start`` if given, else along falling penalties from f = 0.
+
+    At ``first_penalty`` two Newton steps solve the problem; each next penalty is ``factor`` times the last.
+    """
     if start is not None:
         return maximise(problem, penalty, start)
-    weights, stage = np.zeros(problem.mean_feature.size), FIRST_PENALTY
+    weights, stage = np.zeros(problem.mean_feature.size), first_penalty
     while stage > penalty:
-        weights = maximise(problem, stage, weights, tolerance=1e-2).weights
-        stage *= PENALTY_FACTOR
+        weights = maximise(problem, stage, weights, tolerance=tolerance).weights
+        stage *= factor
     return maximise(problem, penalty, weights)
 
 
 class Shortfall(NamedTuple):
-    """How much higher the penalised likelihood could be, and how much of that draws alone would show (nats)."""
+    """The distance of the penalised likelihood from its maximum, and the part of it due to noise (nats)."""
 
     value: float
     noise: float
@@ -272,10 +266,10 @@ class Shortfall(NamedTuple):
 def shortfall(
     problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
 ) -> Shortfall:
-    """Return half the squared Newton decrement on fresh nodes: a finer grid, or ``count`` draws from base and proposal.
+    """Return half the squared Newton decrement on fresh nodes: a finer grid, or ``count`` importance draws.
 
-    The part that fresh draws put there by chance, about rank / (2 effective draws), is taken off: where it is large there
-    are too few draws near the density to judge it, and the value says nothing.
+    The noise of fresh draws adds about rank / (2 effective draws), which is subtracted. Where it is large,
+    there are too few draws near the density, and the value is not informative.
     """
     problem = problem.within(tilt.space)
     proposal = problem.proposal if problem.conditional else proposal
@@ -292,9 +286,9 @@ def shortfall(
 def polish(
     problem: Problem, nodes: Nodes, weights: AnyArray, *, near: bool
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Return the weights of the convex optimum on the nodes, and the facts that say how well it was reached.
+    """Return the weights of the convex optimum on the nodes, and facts about its accuracy.
 
-    From weights that are near it Newton's method starts there; otherwise it comes down from large penalties.
+    Newton's method starts at weights that are ``near``; otherwise it follows falling penalties.
     """
     posed, start = likelihood(problem, nodes), np.asarray(weights)
     optimum = continuation(posed, problem.rkhs_penalty, start=start if near else None)
@@ -306,27 +300,30 @@ def polish(
     return optimum.weights, facts
 
 
-def is_optimal(facts: dict[str, float]) -> bool:
-    """Return whether the facts are those of a polish that reached its optimum."""
-    return facts.get("newton_decrement", np.inf) < OPTIMAL_DECREMENT
+def is_optimal(facts: dict[str, float], *, tolerance: float = 1e-6) -> bool:
+    """Return whether the facts of a polish have a squared decrement below ``tolerance``."""
+    return facts.get("newton_decrement", np.inf) < tolerance
 
 
 class Convex(Solver):
-    """The penalised maximum-likelihood problem solved outright, by Newton's method.
+    """Penalised maximum likelihood by Newton's method.
 
-    The partition function is a sum over a grid where f has few coordinates, checked on a finer one, and over importance draws
-    elsewhere, checked on fresh ones. If too few draws are effective the penalty is raised until enough are, and in the end f
-    is 0 and the density its base: no answer rests on a handful of draws. The sampler is the grid's own cells, the base where f
-    is zero, or a distilled law. ``integral="grid"`` refuses what no grid can do.
+    In few coordinates the partition function is a sum over a grid, checked on a finer grid. Otherwise it is a
+    sum over importance draws, checked on fresh draws: if too few are effective the penalty is raised, in the
+    end to f = 0, the base. The sampler is the cells of the grid, the base where f is zero, or a distilled
+    distribution. ``integral="grid"`` raises if there are too many coordinates for a grid.
     """
 
     integral: Literal["auto", "grid"] = "auto"
-    distillation: Distillation = Distillation()
+    distillation: Distillation = Distillation()  # of the sampler, where there is no grid
+    integral_tolerance: float = 5e-3  # largest change of an integral (nats) on the finer grid
+    coarse_fineness: float = 0.5  # of the grid on which Newton's method finds its start
+    threaded_features: int = 600  # from here BLAS may use threads; on small matrices they wait for each other
 
-    knows_conditions: ClassVar[bool] = True
-    uses_proposal: ClassVar[bool] = False
+    supports_conditions: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
+        check_at_least(self, 0, "integral_tolerance", "coarse_fineness", "threaded_features")
         if self.integral not in ("auto", "grid"):
             raise ValueError(f"integral must be 'auto' or 'grid', got {self.integral!r}.")
 
@@ -334,21 +331,19 @@ class Convex(Solver):
     def grid_only(self) -> bool:
         return self.integral == "grid"
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
-        """Return the maximiser of the penalised likelihood, and the best sampler at hand."""
+    @property
+    def uses_proposal(self) -> bool:
+        return False
+
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+        """Return the maximiser of the penalised likelihood, and a sampler."""
         require_grid(self, problem)
-        # On a grid nothing is drawn, and no one waits for a program that splits keys.
+        # On a grid nothing is drawn, and compiling the split of a key would take time.
         nodes_key, check_key, sampler_key = (key,) * 3 if problem.on_grid else jr.split(key, 3)
         nodes = problem.nodes(key=nodes_key)
         check = problem.nodes(fineness=problem.integration.finer, key=check_key)
-        with threadpool_limits(limits=1 if problem.space.size < THREADED_FEATURES else None, user_api="blas"):
+        threads = 1 if problem.space.size < self.threaded_features else None
+        with threadpool_limits(limits=threads, user_api="blas"):
             optimum, penalty = self._trusted(problem, nodes, check)
         tilt, conditions = problem.tilt(optimum.weights), distinct_conditions(problem.sample).values
         error = float(np.max(np.abs(tilt.log_partitions(check, conditions) - optimum.log_partitions)))
@@ -362,11 +357,12 @@ class Convex(Solver):
         return Solution(tilt, sampler, self._status(problem, optimum, error, penalty, nodes), {}, facts)
 
     def _trusted(self, problem: Problem, nodes: Nodes, check: Nodes) -> tuple[Optimum, float]:
-        """Return the optimum at the smallest penalty, from the problem's own upwards, that enough draws bear out."""
+        """Return the optimum at the smallest penalty, from the problem's own, with enough effective draws."""
         posed, penalty = likelihood(problem, nodes), problem.rkhs_penalty
         if nodes.is_grid:
-            # On a coarse grid a step costs little, and its optimum is a step or two away from that on the fine one.
-            coarse = continuation(likelihood(problem, problem.nodes(fineness=COARSE, key=None)), penalty)
+            # Steps on a coarse grid are cheap, and its optimum is a step or two from that on the fine grid.
+            nodes = problem.nodes(fineness=self.coarse_fineness, key=None)
+            coarse = continuation(likelihood(problem, nodes), penalty)
             return maximise(posed, penalty, coarse.weights), penalty
         fresh = likelihood(problem, check)
         while penalty < 1.0:
@@ -385,29 +381,29 @@ class Convex(Solver):
             return Status.FEW_EFFECTIVE_DRAWS
         if not optimum.converged:
             return Status.RAN_ALL_STEPS
-        return Status.GRID_TOO_COARSE if nodes.is_grid and error > INTEGRAL_TOLERANCE else Status.CONVERGED
+        too_coarse = nodes.is_grid and error > self.integral_tolerance
+        return Status.GRID_TOO_COARSE if too_coarse else Status.CONVERGED
 
 
 def require_grid(solver: Solver, problem: Problem) -> None:
     """Raise if the solver needs a grid over the target and f has too many coordinates for one."""
-    dims, settings = problem.sample.target.shape[1], problem.integration
-    if solver.grid_only and not problem.on_grid:
-        most = len(settings.conditional_cells if problem.conditional else settings.cells)
-        name = type(solver).__name__
-        raise ValueError(
-            f"{name} integrates over at most {most} dimensions and f depends on {dims}: use solver='auto'."
-        )
+    if not solver.grid_only or problem.on_grid:
+        return
+    name, dims = type(solver).__name__, problem.sample.target.shape[1]
+    most = len(problem.integration.grid_cells(conditional=problem.conditional))
+    raise ValueError(
+        f"{name} integrates over at most {most} dimensions and f depends on {dims}: use solver='auto'."
+    )
 
 
 def best_sampler(
     problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: Key[Array, ""]
 ) -> Sampler:
-    """Return a sampler of the tilted density: the base where f is 0, the cells of a grid, else a distilled law."""
+    """Return a sampler of the density: the base if f = 0, cells of a grid, or a distilled distribution."""
     if not np.any(tilt.weights):
-        return Sampler(problem.base, Identity(), problem.base)
-    law = (
-        TiltedCells.on(tilt, nodes)
-        if nodes.is_grid
-        else distil(problem, tilt.weights, settings=settings, key=key)
-    )
+        law = problem.base
+    elif nodes.is_grid:
+        law = TiltedCells.on(tilt, nodes)
+    else:
+        law = distil(problem, tilt.weights, settings=settings, key=key)
     return Sampler(law, Identity(), problem.base)

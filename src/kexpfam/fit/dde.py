@@ -1,12 +1,12 @@
 """The doubly dual embedding as a solver: Algorithm 1 of the paper, from f = 0 and q = p0.
 
-The two options are not the paper's and are named for what they are. ``warm_start`` begins next to the solution: f solves the
-convex problem, the sampler's noise is a law distilled from that density, and the saddle steps move all three players from
-there. ``polish`` replaces the f of the saddle point by the convex optimum.
+Two options are not in the paper. ``warm_start`` begins next to the solution: f solves the convex problem, the
+sampler's noise is a distribution distilled from that density, and the saddle steps move all three players
+from there. ``polish`` replaces the f of the saddle point by the convex optimum.
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,200 +15,213 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
+from kexpfam.fit.convergence import Convergence, convergence
 from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.loop import Run, run
-from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
-from kexpfam.fit.saddle import DoublyDual, Point, SaddleProblem, State
-from kexpfam.fit.standing import Standing, standing
+from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
+from kexpfam.fit.saddle import DoublyDual, SaddlePoint, SaddleProblem, SaddleState, SaddleTerms
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
-from kexpfam.progress import Listener
+from kexpfam.settings import check_at_least
 
-__all__ = ["DDE", "begin", "finish", "persistent", "pose"]
-
-# Next to the solution the players need small steps, and f nothing that is let in gradually.
-WARM = DoublyDual(f_rate=0.01, nu_rate=2e-3, transport_rate=2e-5, damping=0.0)
-COLD = DoublyDual()
-WARM_STEPS, COLD_STEPS = 50, 800
-# Without a number of steps a run may go on at its lowest rates, up to this many times as long, and is judged every so often.
-EXTENSION, JUDGED_EVERY = 2, 200
-# A run-away is rolled back and gone on with at a third of the rates, so many times.
-RETREATS, RETREAT = 2, 1.0 / 3.0
-# Draws that decide, on common noise, whether a transport trained from a warm start is kept.
-JUDGED_DRAWS = 4000
-SNAPSHOT_DRAWS = 1000
+__all__ = ["DDE", "SaddleSolver", "end_status", "run_with_retries", "saddle_problem"]
 
 
-class DDE(Solver):
-    """Doubly dual embedding: f, nu and a transport, in a nested stochastic search for their saddle point.
+class SaddleSolver(Solver):
+    """Base class of the solvers that look for f, nu and a transport.
+
+    ``warm_start`` begins at the convex optimum and a distribution distilled from it; ``polish`` replaces the
+    resulting f by the convex optimum. ``default_steps`` are the steps without and with a warm start.
+    """
+
+    steps: int | None = None  # of the outer player
+    warm_start: bool = False
+    polish: bool = False
+    distillation: Distillation = Distillation()  # of the distribution of a warm start
+    judged_draws: int = 4000  # that decide whether the transport trained from a warm start is kept
+
+    default_steps: ClassVar[tuple[int, int]]
+
+    def __check_init__(self) -> None:
+        check_at_least(self, 1, "judged_draws")
+        if self.steps is not None:
+            check_at_least(self, 0, "steps")
+
+    @property
+    def uses_proposal(self) -> bool:
+        return self.warm_start
+
+    @property
+    def step_count(self) -> int:
+        """Return the number of steps."""
+        return self.default_steps[self.warm_start] if self.steps is None else self.steps
+
+    def start(self, problem: Problem, *, key: Key[Array, ""]) -> tuple[Float[Array, " r"], AbstractMeasure]:
+        """Return f's weights and the distribution of the sampler's noise before the first step."""
+        if not self.warm_start:
+            return jnp.zeros(problem.space.size), problem.base
+        nodes_key, distil_key = jr.split(key)
+        optimum = continuation(likelihood(problem, problem.nodes(key=nodes_key)), problem.rkhs_penalty)
+        reference = distil(problem, optimum.weights, settings=self.distillation, key=distil_key)
+        return jnp.asarray(optimum.weights), reference
+
+    def finish(
+        self,
+        problem: Problem,
+        weights: AnyArray,
+        transport: AbstractTransport,
+        reference: AbstractMeasure,
+        outcome: Run,
+        *,
+        keys: Iterable[Key[Array, ""]],
+    ) -> Solution:
+        """Return the solution after a run of saddle steps."""
+        polish_key, judge_key = keys
+        facts: dict[str, float] = {}
+        if self.polish:
+            near = self.warm_start and not problem.conditional
+            nodes = problem.nodes(proposal=reference if near else None, key=polish_key)
+            weights, facts = polish(problem, nodes, weights, near=self.warm_start)
+        sampler = Sampler(reference, transport, problem.base)
+        if self.warm_start:
+            sampler, judged = _better_sampler(problem, weights, sampler, self.judged_draws, key=judge_key)
+            facts |= judged
+        status = end_status(outcome, facts)
+        return Solution(problem.tilt(weights), sampler, status, outcome.trace, facts, outcome.watched)
+
+
+def end_status(outcome: Run, facts: dict[str, float]) -> Status:
+    """Return the status of a run: converged if it is finished and polished to the optimum."""
+    finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
+    return Status.CONVERGED if finished and is_optimal(facts) else outcome.status
+
+
+class DDE(SaddleSolver):
+    """Doubly dual embedding: a nested stochastic search for the saddle point of f, nu and a transport.
+
+    ``steps`` are updates of f. By default the schedules run over 800 steps, and the run continues until it
+    has converged, up to ``extension`` times as many; from a warm start there are 50.
 
     Parameters
     ----------
-    steps : int or None
-        Updates of f. By default the schedules run over 800, and the run goes on until it has converged, to 1,600 at most;
-        from a warm start 50.
     saddle : DoublyDual or None
         Rates, sizes and nesting of the players, or a wrapper of them from ``kexpfam.paper``.
-    warm_start : bool
-        Begin at the convex optimum and a law distilled from it.
-    polish : bool
-        Replace the f that was found by the convex optimum.
     snapshots : bool
-        Keep draws of the sampler along the way.
-    distillation : Distillation
-        How a warm start's law is distilled.
+        Keep draws of the sampler during the run.
     tolerance : float
-        Nats within which f and the sampler's moments have to be, by the sampler's own draws, to be called converged.
+        The run has converged if f and the sampler's moments are within this many nats, measured on the
+        sampler's own draws.
+    extension, check_every : int
+        Without ``steps``, the run may take ``extension`` times the steps of the schedules, and its
+        convergence is checked every ``check_every`` steps.
+    retries, retry_factor : int, float
+        A diverged run continues from its last healthy state with its rates multiplied by the factor.
+    snapshot_draws : int
+        Draws in a snapshot.
     """
 
-    steps: int | None = None
     saddle: Any = None
-    warm_start: bool = False
-    polish: bool = False
     snapshots: bool = False
-    distillation: Distillation = Distillation()
     tolerance: float = 0.02
+    extension: int = 2
+    check_every: int = 200
+    retries: int = 2
+    retry_factor: float = 1.0 / 3.0
+    snapshot_draws: int = 1000
 
-    knows_conditions: ClassVar[bool] = True
+    supports_conditions: ClassVar[bool] = True
+    default_steps: ClassVar[tuple[int, int]] = (800, 50)
     records: ClassVar[tuple[str, ...]] = (
-        *("data_fit", "model_fit", "kl_dual", "penalty", "value"),
+        *(*SaddleTerms._fields, "value"),
         *("sampler_gap", "effective_share", "f_gradient"),
     )
 
     def __check_init__(self) -> None:
-        if self.steps is not None:
-            check_at_least(self, 0, "steps")
+        check_at_least(self, 0, "tolerance", "retries", "retry_factor")
+        check_at_least(self, 1, "extension", "check_every", "snapshot_draws")
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
-        warm_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
+        start_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
+        saddle = self.saddle or self._default_saddle()
         with double_precision():
-            weights, reference = begin(
-                problem, warm_start=self.warm_start, distillation=self.distillation, key=warm_key
-            )
-            posed = pose(problem, reference, problem.space)
-        saddle = self.saddle or eqx.tree_at(
-            lambda players: players.horizon,
-            WARM if self.warm_start else COLD,
-            jnp.asarray(float(max(self._steps, 1))),
-        )
-        with double_precision():
+            weights, reference = self.start(problem, key=start_key)
+            posed = saddle_problem(problem, reference, problem.space)
             state = saddle.init(posed, weights, key=init_key)
-        watch = (lambda state: _snapshot(posed, saddle.answer(state), judge_key)) if self.snapshots else None
-        options: dict[str, Any] = {
-            "report": report,
-            "checkpoint": checkpoint,
-            "watch": watch,
-            "stage": "saddle point",
-        }
-        judge = lambda state: standing(
-            posed, saddle.answer(state), state.metric, key=jr.fold_in(judge_key, int(state.step))
-        )
+        options: dict[str, Any] = {**watchers, "stage": "saddle point", "steps": self.step_count}
+        if self.snapshots:
+            options["watch"] = lambda state: _snapshot(
+                posed, saddle.answer(state), self.snapshot_draws, judge_key
+            )
+
+        def measured(state: SaddleState) -> Convergence:
+            key = jr.fold_in(judge_key, int(state.step))
+            return convergence(posed, saddle.answer(state), state.metric, settings=saddle.f_step, key=key)
+
         if self.steps is None and self.saddle is None and not self.warm_start:
-            options["stop"] = lambda state: self._is_due(state) and judge(state).within(self.tolerance)
-        steps = self._steps * (EXTENSION if "stop" in options else 1)
-        outcome = persistent(posed, saddle, state, steps=steps, key=run_key, **options)
-        answer = saddle.answer(outcome.state)
-        ends: dict[str, Any] = {
-            "warm_start": self.warm_start,
-            "polished": self.polish,
-            "keys": (polish_key, judge_key),
-        }
-        solution = finish(problem, answer.f_weights, answer.transport, reference, outcome, **ends)
-        measurable = isinstance(outcome.state, State) and saddle.natural
+            options["steps"] *= self.extension
+            options["stop"] = lambda state: self._is_due(state) and measured(state).within(self.tolerance)
+        outcome = run_with_retries(
+            posed, saddle, state, retries=self.retries, factor=self.retry_factor, key=run_key, **options
+        )
+        answer, keys = saddle.answer(outcome.state), (polish_key, judge_key)
+        solution = self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
+        measurable = isinstance(outcome.state, SaddleState) and saddle.natural
         if self.polish or not measurable or outcome.status is Status.NO_STEPS:
             return solution
-        return self._judged(solution, judge(outcome.state))
+        return self._judged(solution, measured(outcome.state))
 
-    def _is_due(self, state: State) -> bool:
-        return int(state.step) >= self._steps and int(state.step) % JUDGED_EVERY == 0
+    def _default_saddle(self) -> DoublyDual:
+        settings = DoublyDual.warm() if self.warm_start else DoublyDual()
+        horizon = jnp.asarray(float(max(self.step_count, 1)))
+        return eqx.tree_at(lambda players: players.horizon, settings, horizon)
 
-    def _judged(self, solution: Solution, found: Standing) -> Solution:
-        """Return the solution with where it stands among its facts; it has converged if that is near enough."""
+    def _is_due(self, state: SaddleState) -> bool:
+        return int(state.step) >= self.step_count and int(state.step) % self.check_every == 0
+
+    def _judged(self, solution: Solution, found: Convergence) -> Solution:
+        """Return the solution with its measured convergence among the facts and in the status."""
         converged = solution.status is Status.RAN_ALL_STEPS and found.within(self.tolerance)
         status = Status.CONVERGED if converged else solution.status
         return solution._replace(status=status, facts=solution.facts | found._asdict())
 
-    @property
-    def _steps(self) -> int:
-        return (WARM_STEPS if self.warm_start else COLD_STEPS) if self.steps is None else self.steps
 
-
-def persistent(posed: SaddleProblem, saddle: Any, state: Any, *, key: Key[Array, ""], **options: Any) -> Run:
-    """Return a run that goes on from its last healthy state at lower rates if it runs away."""
+def run_with_retries(
+    posed: SaddleProblem,
+    saddle: Any,
+    state: Any,
+    *,
+    retries: int = 2,
+    factor: float = 1.0 / 3.0,
+    key: Key[Array, ""],
+    **options: Any,
+) -> Run:
+    """Return a run that continues from its last healthy state at lower rates if it diverges."""
     outcome = run(posed, saddle, state, key=key, **options)
-    for again in jr.split(key, RETREATS):
+    for again in jr.split(key, retries):
         if outcome.status is not Status.DIVERGED or not isinstance(saddle, DoublyDual):
             break
         rates = lambda players: (players.f_rate, players.nu_rate, players.transport_rate)
-        saddle = eqx.tree_at(rates, saddle, tuple(RETREAT * rate for rate in rates(saddle)))
+        saddle = eqx.tree_at(rates, saddle, tuple(factor * rate for rate in rates(saddle)))
         before, outcome = outcome, run(posed, saddle, outcome.state, key=again, **options)
         names = before.trace.keys() & outcome.trace.keys()
         trace = {name: np.concatenate([before.trace[name], outcome.trace[name]]) for name in names}
-        outcome = outcome._replace(
-            trace=trace or before.trace or outcome.trace, watched=before.watched | outcome.watched
-        )
+        trace = trace or before.trace or outcome.trace
+        outcome = outcome._replace(trace=trace, watched=before.watched | outcome.watched)
     return outcome
 
 
-def begin(
-    problem: Problem, *, warm_start: bool, distillation: Distillation | None = None, key: Key[Array, ""]
-) -> tuple[Float[Array, " r"], AbstractMeasure]:
-    """Return f's weights and the law of the sampler's noise before the first step."""
-    if not warm_start:
-        return jnp.zeros(problem.space.size), problem.base
-    nodes_key, distil_key = jr.split(key)
-    optimum = continuation(likelihood(problem, problem.nodes(key=nodes_key)), problem.rkhs_penalty)
-    return jnp.asarray(optimum.weights), distil(
-        problem, optimum.weights, settings=distillation, key=distil_key
-    )
-
-
-def finish(
-    problem: Problem,
-    weights: AnyArray,
-    transport: AbstractTransport,
-    reference: AbstractMeasure,
-    outcome: Run,
-    *,
-    warm_start: bool,
-    polished: bool,
-    keys: Iterable[Key[Array, ""]],
-) -> Solution:
-    """Return the solution that a run of saddle steps led to; f is polished, and a warm start's transport judged, if asked."""
-    polish_key, judge_key = keys
-    facts: dict[str, float] = {}
-    if polished:
-        near = warm_start and not problem.conditional
-        nodes = problem.nodes(proposal=reference if near else None, key=polish_key)
-        weights, facts = polish(problem, nodes, weights, near=warm_start)
-    sampler = Sampler(reference, transport, problem.base)
-    if warm_start:
-        sampler, judged = _better_sampler(problem, weights, sampler, key=judge_key)
-        facts |= judged
-    finished = outcome.status in (Status.RAN_ALL_STEPS, Status.NO_STEPS)
-    status = Status.CONVERGED if finished and is_optimal(facts) else outcome.status
-    return Solution(problem.tilt(weights), sampler, status, outcome.trace, facts, outcome.watched)
-
-
 def _better_sampler(
-    problem: Problem, weights: AnyArray, trained: Sampler, *, key: Key[Array, ""]
+    problem: Problem, weights: AnyArray, trained: Sampler, count: int, *, key: Key[Array, ""]
 ) -> tuple[Sampler, dict[str, float]]:
-    """Keep the trained transport only if it brought its noise nearer to the density in KL(q || p_f)."""
+    """Return the trained sampler if its transport lowers KL(q || p_f), else the sampler without transport."""
     plain = Sampler(trained.reference, Identity(), problem.base)
     row_key, draw_key = jr.split(key)
-    rows = np.asarray(problem.sample.drawn(JUDGED_DRAWS, key=row_key))
+    rows = np.asarray(problem.sample.drawn(count, key=row_key))
     conditions, tilt = np.asarray(problem.sample.condition)[rows], problem.tilt(weights)
 
     def divergence(sampler: Sampler) -> float:
@@ -219,7 +232,9 @@ def _better_sampler(
     return (trained if gain >= 0.0 else plain), {"transport_gain": gain, "transport_kept": float(gain >= 0.0)}
 
 
-def pose(problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSpace) -> SaddleProblem:
+def saddle_problem(
+    problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSpace
+) -> SaddleProblem:
     """Return the saddle-point problem with f in ``space``, anchored at the reference."""
     penalty, inverse_temperature = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
     return SaddleProblem(
@@ -228,7 +243,9 @@ def pose(problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSp
 
 
 @eqx.filter_jit
-def _snapshot(problem: SaddleProblem, point: Point, key: Key[Array, ""]) -> Float[Array, "b d"]:
-    """Return sampler draws on noise that is the same at every step, in model units."""
-    conditions = problem.sample.condition[jnp.arange(SNAPSHOT_DRAWS) % len(problem.sample)]
+def _snapshot(
+    problem: SaddleProblem, point: SaddlePoint, count: int, key: Key[Array, ""]
+) -> Float[Array, "b d"]:
+    """Return draws of the sampler from fixed noise, in model units."""
+    conditions = problem.sample.condition[jnp.arange(count) % len(problem.sample)]
     return Sampler(problem.reference, point.transport, problem.base).draw(conditions, key=key)

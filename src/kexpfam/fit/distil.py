@@ -1,21 +1,20 @@
-"""Laws distilled from a fitted density: fast samplers, and proposals for importance sums, where there is no grid.
+"""Distillation of a fitted density into a fast sampler or importance proposal, where there is no grid.
 
-Fitting a mixture to draws *of the density*, not to the data, has no overfitting to fear: draws are free. Without conditions,
-weighted draws from the best proposal so far are resampled, a mixture is fitted to them, and it becomes the next
-proposal, until the proposals are good. With conditions, a mixture network is fitted to draws at the training conditions
-and between them.
+A mixture is fitted to draws *of the density*; these are free, so that it does not overfit. Without
+conditions, weighted draws from the best proposal so far are resampled and a mixture fitted to them is the
+next proposal. With conditions, a mixture network is fitted to draws at and between the training conditions.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, ScalarLike
+from jaxtyping import Array, Float, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
-from kexpfam.fit.loop import optimiser, run, stepped
+from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
@@ -25,26 +24,28 @@ from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["Distillation", "distil"]
 
-# Half of the candidates come from the base on purpose, so a perfect proposal gives about one half.
-GOOD_SHARE = 0.45
-# Beyond this many coordinates a full covariance per component costs more time and draws than it is worth.
-FULL_COVARIANCE_DIMS = 5
-# Conditions are moved towards another one by up to this share of the way, so that the network knows the space between them.
-FARTHEST = 0.5
-
 
 class Distillation(SettingsRecord):
-    """How a law is distilled from a density.
+    """Settings of the distillation of a density.
 
     Parameters
     ----------
     components, draws, candidates, rounds : int
-        Without conditions: components of the mixture, draws it is fitted to, weighted candidates these are chosen
-        from, and rounds of better and better proposals at most.
-    network_components, width, depth, steps : int
+        Without conditions: components of the mixture, draws it is fitted to, weighted candidates that these
+        are resampled from, and rounds of improved proposals at most.
+    good_share : float
+        Rounds end when this share of the candidates is effective. Half of them come from the base, so that a
+        perfect proposal has a share of about one half.
+    full_covariance_dims : int
+        Components have full covariances up to this number of coordinates, diagonal ones beyond.
+    network_components, width, depth, steps, batch_size : int
         Under conditions: components of the mixture network, its hidden layers, and the steps of its training.
+    rate : float
+        Adam's initial rate.
     conditions, draws_per_condition, nodes : int
-        Conditions that the network learns from, draws under each, and the importance draws they are chosen from.
+        Conditions in the training set, draws under each, and importance draws that these are chosen from.
+    interpolation : float
+        Half of the conditions are moved towards another one by up to this share of the distance.
     """
 
     components: int = 64
@@ -58,27 +59,33 @@ class Distillation(SettingsRecord):
     conditions: int = 2048
     draws_per_condition: int = 8
     nodes: int = 4096
+    good_share: float = 0.45
+    full_covariance_dims: int = 5
+    interpolation: float = 0.5
+    rate: float = 5e-3
+    batch_size: int = 512
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, *self.__dataclass_fields__)
+        shares = {"good_share", "full_covariance_dims", "interpolation", "rate"}
+        check_at_least(self, 1, *(name for name in self.__dataclass_fields__ if name not in shares))
+        check_at_least(self, 0, *shares)
 
 
 def distil(
     problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: Key[Array, ""]
 ) -> AbstractMeasure:
-    """Return a law close to ``p0 exp(f)``, under each condition if there are any."""
-    settings = settings or Distillation()
-    return (_distil_network if problem.conditional else _distil_mixture)(
-        problem, np.asarray(weights), settings, key
-    )
+    """Return a distribution close to ``p0 exp(f)``, under each condition if there are any."""
+    distilled = _distil_network if problem.conditional else _distil_mixture
+    return distilled(problem, np.asarray(weights), settings or Distillation(), key)
 
 
 def _distil_mixture(
     problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
 ) -> AbstractMeasure:
-    """Return the nearest to the density of base, proposal and the mixtures distilled from it."""
-    tilt, proposal, laws = problem.tilt(weights), problem.proposal, [problem.base, problem.proposal]
-    diagonal = problem.sample.target.shape[1] > FULL_COVARIANCE_DIMS
+    """Return the closest to the density among base, proposal and the distilled mixtures."""
+    tilt, proposal = problem.tilt(weights), problem.proposal
+    laws = [problem.base, proposal]
+    diagonal = problem.sample.target.shape[1] > settings.full_covariance_dims
     for round_key in jr.split(key, settings.rounds):
         nodes_key, seed_key = jr.split(round_key)
         nodes = importance_nodes(problem.base, proposal, settings.candidates, key=nodes_key)
@@ -87,13 +94,13 @@ def _distil_mixture(
         draws = resample(nodes, log_ratio, settings.draws, seed=seed)
         proposal = fit_mixture(draws, MixtureShape(settings.components, diagonal), seed=seed)
         laws.append(proposal)
-        if effective_share(nodes.log_weights + log_ratio) > GOOD_SHARE:
+        if effective_share(nodes.log_weights + log_ratio) > settings.good_share:
             break
     return nearest(laws, nodes, log_ratio)
 
 
 def nearest(laws: list[AbstractMeasure], nodes: Nodes, log_ratio: np.ndarray) -> AbstractMeasure:
-    """Return the law q of smallest ``KL(p || q)`` for p proportional to ``p0 exp(log_ratio)``: of highest ``E_p[log q]``."""
+    """Return the law q of smallest ``KL(p || q)``, with p proportional to ``p0 exp(log_ratio)``."""
     exponents = nodes.log_weights + log_ratio
     masses = np.exp(exponents - logsumexp(exponents))
     live = masses > 0.0
@@ -110,13 +117,13 @@ def _distil_network(
         start = MixtureNetwork.draw(
             draws.condition.shape[1], draws.target.astype(float), key=start_key, **shape
         )
-        fitting = NetworkFit(steps=settings.steps)
-        state = fitting.init(start)
+        state = AdamState.start(start)
+    fitting = NetworkFit(settings.rate, settings.steps, settings.batch_size)
     options = {"steps": settings.steps, "key": run_key, "chunk": 200, "stage": "sampler"}
-    return run(draws, fitting, state, **options).state.measure
+    return run(draws, fitting, state, **options).state.model
 
 
-class Draws(NamedTuple):
+class ConditionalDraws(NamedTuple):
     """Draws of a conditional density and their conditions, in the network's precision."""
 
     condition: Float[np.ndarray, "n p"]
@@ -125,39 +132,30 @@ class Draws(NamedTuple):
 
 def conditional_draws(
     problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]
-) -> Draws:
-    """Return draws of the density under training conditions and conditions between them, chosen among nodes by their mass."""
+) -> ConditionalDraws:
+    """Return draws of the density at and between training conditions, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
     rng = np.random.default_rng(seed_from(seed_key))
     sample, count, each = problem.sample, settings.conditions, settings.draws_per_condition
     seen, equal = np.asarray(sample.condition), sample.weight is None
-    pick = lambda: (
-        rng.integers(len(seen), size=count) if equal else rng.choice(len(seen), count, p=sample.shares)
-    )
+    shares = None if equal else sample.shares
+    # Equal weights keep the integer generator, whose stream differs from that of ``choice``.
+    pick = lambda: rng.integers(len(seen), size=count) if equal else rng.choice(len(seen), count, p=shares)
     here, there = (seen[pick()] for _ in range(2))
-    conditions = here + rng.uniform(0.0, FARTHEST, (count, 1)) * (there - here)
+    conditions = here + rng.uniform(0.0, settings.interpolation, (count, 1)) * (there - here)
     conditions[: count // 2] = here[: count // 2]
     nodes = problem.nodes(draws=settings.nodes, key=nodes_key)
     coefficients = problem.space.coefficients(weights, conditions)
     exponents = nodes.log_weights + coefficients @ problem.space.target.matrix(nodes.points).T
     cumulative = np.cumsum(np.exp(exponents - logsumexp(exponents, axis=1)[:, None]), axis=1)
-    # One sorted search for all rows: row i's masses are shifted to the interval [i, i + 1).
+    # One sorted search serves all rows: the masses of row i are shifted to the interval [i, i + 1).
     rows = np.arange(count)[:, None]
     shifted = (cumulative / cumulative[:, -1:] + rows).ravel()
     wanted = (rng.uniform(size=(count, each)) + rows).ravel()
     chosen = np.searchsorted(shifted, wanted) % len(nodes.points)
-    targets = nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
-        -0.5, 0.5, (len(chosen), nodes.points.shape[1])
-    )
-    return Draws(np.repeat(conditions, each, 0).astype(np.float32), targets.astype(np.float32))
-
-
-class NetworkFitState(eqx.Module):
-    """The law and its optimiser's moments."""
-
-    measure: MixtureNetwork
-    moments: Any
-    step: Int[Array, ""]
+    within = rng.uniform(-0.5, 0.5, (len(chosen), nodes.points.shape[1]))
+    targets = nodes.points[chosen] + nodes.widths[chosen] * within
+    return ConditionalDraws(np.repeat(conditions, each, 0).astype(np.float32), targets.astype(np.float32))
 
 
 class NetworkFitHealth(NamedTuple):
@@ -167,26 +165,18 @@ class NetworkFitHealth(NamedTuple):
 
 
 class NetworkFit(eqx.Module):
-    """Maximum likelihood of a law on free draws, by Adam with a rate that falls over ``steps``."""
+    """Maximum likelihood of a mixture network on draws, by Adam with a rate that falls over ``steps``."""
 
-    rate: ScalarLike = eqx.field(default=5e-3, converter=jnp.asarray)
-    steps: ScalarLike = eqx.field(default=800.0, converter=jnp.asarray)
-    batch_size: int = eqx.field(default=512, static=True)
-
-    def init(self, measure: MixtureNetwork) -> NetworkFitState:
-        """Return the start at a given law."""
-        return NetworkFitState(measure, optimiser().init(eqx.filter(measure, eqx.is_array)), jnp.array(0))
+    rate: ScalarLike = eqx.field(converter=jnp.asarray)
+    steps: ScalarLike = eqx.field(converter=lambda steps: jnp.asarray(float(steps)))
+    batch_size: int = eqx.field(static=True)
 
     def step(
-        self, draws: Draws, state: NetworkFitState, *, key: Key[Array, ""]
-    ) -> tuple[NetworkFitState, NetworkFitHealth]:
+        self, draws: ConditionalDraws, state: AdamState, *, key: Key[Array, ""]
+    ) -> tuple[AdamState, NetworkFitHealth]:
         """Return the state after one step on a batch of the draws."""
         rows = jr.randint(key, (self.batch_size,), 0, draws.target.shape[0])
         condition, target = draws.condition[rows], draws.target[rows]
         cost = lambda measure: -jnp.mean(log_density_each(measure, target, condition))
-        value, gradient = eqx.filter_value_and_grad(cost)(state.measure)
-        updates, moments = optimiser().update(gradient, state.moments)
-        rate = self.rate * jnp.maximum(0.02, 1.0 - state.step / self.steps)
-        return NetworkFitState(
-            stepped(state.measure, updates, -rate), moments, state.step + 1
-        ), NetworkFitHealth(value)
+        state, value = state.descend(cost, self.rate * jnp.maximum(0.02, 1.0 - state.step / self.steps))
+        return state, NetworkFitHealth(value)

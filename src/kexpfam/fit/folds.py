@@ -1,10 +1,11 @@
-"""Cross-validated scores of a penalised likelihood, at little more than the price of one fit.
+"""Cross-validated scores of a penalised likelihood, at little more than the cost of one fit.
 
-The fit to all rows is found by Newton's method. A fit that leaves out a fold is near it, so its own Hessian at that place
-serves it for a few chord steps; and that Hessian is the common one without the fold's rows, which is cheap to take off. Without
-conditions the Hessian does not depend on the rows at all, and one factor serves all folds.
+Newton's method finds the fit to all rows. A fit without a fold is near it, so that a few chord steps with its
+own Hessian at that point are enough; that Hessian is the common one less the fold's rows. Without conditions
+the Hessian does not depend on the rows, and one factor serves all folds.
 """
 
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve
@@ -14,6 +15,7 @@ from kexpfam.fit.convex import (
     BLOCK_NUMBERS,
     Likelihood,
     NodeMasses,
+    Optimum,
     covariances,
     information,
     likelihood,
@@ -27,26 +29,45 @@ from kexpfam.fit.convex import (
 from kexpfam.fit.newton import factored
 from kexpfam.fit.problem import Problem
 from kexpfam.model.measures import Nodes
+from kexpfam.settings import check_at_least
 
-__all__ = ["Folds", "chord", "elsewhere", "left_out_rows"]
+__all__ = ["FoldSettings", "Folds", "chord", "elsewhere", "left_out_rows"]
 
-# The longest chord step, in the metric of the curvature; beyond, the quadratic model is not to be trusted.
-TRUST = 2.0
-CHORD_STEPS, NEWTON_STEPS = 10, 3
-# Squared decrements at which the common fit and those to the folds stop. The latter start at a fit that has seen the fold, and
-# what is left of that start shows in the fold's score to first order: its square must be small.
-TOLERANCE, FOLD_TOLERANCE = 1e-3, 1e-6
+
+class FoldSettings(eqx.Module):
+    """How the fits of the folds are found.
+
+    The fits of the folds start at a fit that has seen the fold, and their error is of first order in the
+    fold's score. So ``fold_tolerance`` is smaller than ``tolerance``, that of the common fit.
+    """
+
+    trust: float = 2.0  # longest chord step, in the metric of the curvature
+    chord_steps: int = 10  # at most
+    newton_steps: int = 3  # at most, where the chord steps do not converge
+    tolerance: float = 1e-3
+    fold_tolerance: float = 1e-6
+
+    def __check_init__(self) -> None:
+        check_at_least(self, 0, *self.__dataclass_fields__)
 
 
 class Folds:
     """The fits that leave one fold out, each continued from penalty to penalty."""
 
-    def __init__(self, problem: Problem, nodes: Nodes, check: Nodes, left_out: np.ndarray):
-        """Pose the fits; ``left_out`` are masks of rows, (fits, n). Scores are taken on the ``check`` nodes.
+    def __init__(
+        self,
+        problem: Problem,
+        nodes: Nodes,
+        check: Nodes,
+        left_out: np.ndarray,
+        settings: FoldSettings | None = None,
+    ):
+        """Prepare the fits; ``left_out`` are masks of rows, (fits, n), and scores use the ``check`` nodes.
 
-        These may be the same on a grid. On importance draws they must differ: an optimum can hide mass between its own nodes,
-        and only fresh ones show it.
+        On a grid the nodes may be the same. Importance draws must differ: an optimum can place mass between
+        its own nodes, which only fresh draws reveal.
         """
+        self.settings = settings or FoldSettings()
         self.all = likelihood(problem, nodes)
         self.check = self.all if check is nodes else likelihood(problem, check)
         conditions = distinct_conditions(problem.sample)
@@ -63,24 +84,24 @@ class Folds:
         self.weights = np.zeros(self.all.mean_feature.size)
 
     def approach(self, penalty: float) -> None:
-        """Bring the common fit to a penalty, on the way to a smaller one."""
-        self.weights = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE).weights
+        """Move the common fit to a penalty, on the way to a smaller one."""
+        self.weights = self._common(penalty).weights
 
     def scores(self, penalty: float) -> np.ndarray:
-        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if all saw it."""
-        optimum = maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
+        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if there are none."""
+        optimum = self._common(penalty)
         self.weights = optimum.weights
-        problem = (
-            without_negligible_nodes(self.all, optimum.weights) if len(self.all.shares) == 1 else self.all
-        )
+        problem = self.all
+        if len(problem.shares) == 1:
+            problem = without_negligible_nodes(problem, optimum.weights)
         weights = np.tile(optimum.weights, (len(self.means), 1))
         factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
-        # As many fits at a time as have their probabilities of nodes under conditions held together.
+        # Fits are solved in blocks of constant memory.
         size = max(1, BLOCK_NUMBERS // (len(problem.shares) * len(problem.node_features)))
         for start in range(0, len(weights), size):
             fits = slice(start, start + size)
             part = problem._replace(mean_feature=self.means[fits], shares=self.shares[fits])
-            weights[fits] = chord(part, penalty, weights[fits], factors[fits])
+            weights[fits] = chord(part, penalty, weights[fits], factors[fits], self.settings)
         totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
         for row, out in zip(weights, self.left_out, strict=True):
             members = self.membership[out]
@@ -90,6 +111,9 @@ class Folds:
             totals[out] += np.sum(check.coefficients(row)[place] * self.psi[out], 1) - partitions[place]
             counts[out] += 1.0
         return np.where(counts > 0.0, totals / np.maximum(counts, 1.0), np.nan)
+
+    def _common(self, penalty: float) -> Optimum:
+        return maximise(self.all, penalty, self.weights, tolerance=self.settings.tolerance)
 
     def _factors(
         self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple
@@ -110,62 +134,67 @@ class Folds:
         return factors
 
 
-def chord(problem: Likelihood, penalty: float, start: np.ndarray, factors: list[tuple]) -> np.ndarray:
-    """Return the maximisers of several problems from starts near them, by steps with a Hessian of each that is kept.
+def chord(
+    problem: Likelihood,
+    penalty: float,
+    start: np.ndarray,
+    factors: list[tuple],
+    settings: FoldSettings | None = None,
+) -> np.ndarray:
+    """Return the maximisers of several problems, by chord steps with a fixed Hessian each from nearby starts.
 
-    They go side by side, each until it has arrived. Where such steps do not get near enough, Newton's method goes on.
+    The problems are solved side by side until each has converged; Newton's method continues the others.
     """
-    weights, moving, lost = np.array(start), np.arange(len(start)), list[int]()
+    settings = settings or FoldSettings()
+    weights, moving, failed = np.array(start), np.arange(len(start)), list[int]()
     only = lambda fits: problem._replace(mean_feature=problem.mean_feature[fits], shares=problem.shares[fits])
     value, masses = objective(problem, penalty, weights)
-    for _ in range(CHORD_STEPS):
+    for _ in range(settings.chord_steps):
         if not len(moving):
             break
         _, slopes = moments(only(moving), penalty, weights[moving], masses.probabilities)
         steps = _solved([factors[k] for k in moving], slopes)
         decrements = np.sum(steps * slopes, axis=1)
-        far = decrements >= FOLD_TOLERANCE
+        far = decrements >= settings.fold_tolerance
         moving, value = moving[far], np.asarray(value)[far]
         if not len(moving):
             break
-        sizes = np.minimum(1.0, TRUST / np.sqrt(decrements[far]))
+        sizes = np.minimum(1.0, settings.trust / np.sqrt(decrements[far]))
         candidates = weights[moving] + sizes[:, None] * steps[far]
         new_value, masses = objective(only(moving), penalty, candidates)
         better = np.asarray(new_value) >= value
-        lost.extend(moving[~better])
+        failed.extend(moving[~better])
         if not np.all(better):
             masses = NodeMasses(*(part[better] for part in masses))
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
-    for k in (*lost, *moving):
-        weights[k] = maximise(
-            only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS
-        ).weights
+    for k in (*failed, *moving):
+        part, most = only(k), settings.newton_steps
+        found = maximise(part, penalty, weights[k], tolerance=settings.fold_tolerance, most=most)
+        weights[k] = found.weights
     return weights
 
 
 def _solved(factors: list[tuple], rows: np.ndarray) -> np.ndarray:
-    """Return the solution of each row's equations; those of a common factor are solved at once."""
+    """Return the solution of each row's equations; rows with a common factor are solved at once."""
     if all(factor is factors[0] for factor in factors):
         return cho_solve(factors[0], rows.T, check_finite=False).T
-    return np.stack(
-        [cho_solve(factor, row, check_finite=False) for factor, row in zip(factors, rows, strict=True)]
-    )
+    pairs = zip(factors, rows, strict=True)
+    return np.stack([cho_solve(factor, row, check_finite=False) for factor, row in pairs])
 
 
 def left_out_rows(sample: Sample, folds: int, repeats: int, *, seed: int) -> np.ndarray:
     """Return masks of the rows that each fit leaves out, (fits, rows)."""
     rng, rows = np.random.default_rng(seed), len(sample)
     count = min(folds, rows)
-    return np.concatenate(
-        [(rng.permutation(rows) % count) == np.arange(count)[:, None] for _ in range(repeats)]
-    )
+    parts = [rng.permutation(rows) % count for _ in range(repeats)]
+    return np.concatenate([part == np.arange(count)[:, None] for part in parts])
 
 
 def elsewhere(scores: Float[AnyArray, " m"], parts: int) -> Float[AnyArray, " m"]:
-    """Return for each member the mean score of those that are held out on other parts.
+    """Return for each member the mean score of the members with other held-out parts.
 
-    A member that is kept because its own held-out rows like it best would make them like it: with few rows by a tenth of a nat.
+    Selecting a member by its own held-out rows would bias its score: with few rows by a tenth of a nat.
     """
     xp = scores.__array_namespace__()
     by_part = xp.mean(scores.reshape(-1, parts), axis=0)

@@ -1,4 +1,4 @@
-"""The only training loop: compiled chunks of steps, a watch on their health, checkpoints, and a clean way out."""
+"""The training loop: compiled chunks of steps, checks of their health, checkpoints and clean interruption."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +18,11 @@ from kexpfam.progress import Listener, Report
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["Run", "averaged", "each", "optimiser", "run", "scan", "stepped"]
-
-# A gap between sampler and density beyond this (in nats) is no longer an error to be worked off but a run-away.
-DIVERGED_GAP = 50.0
+__all__ = ["AdamState", "Run", "averaged", "descended", "each", "optimiser", "run", "scan", "stepped"]
 
 
 class Run(NamedTuple):
-    """The last healthy state, why the run ended, one row of health per step, and what was watched, by step."""
+    """The last healthy state, why the run ended, the health by step, and the watched values by step."""
 
     state: Any
     status: Status
@@ -34,7 +31,7 @@ class Run(NamedTuple):
 
 
 def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any) -> tuple[Any, Any]:
-    """Scan ``update(state, input) -> (state, info)`` over inputs, with a state that holds functions besides arrays."""
+    """Scan ``update(state, input) -> (state, info)`` over inputs; the state may contain functions."""
     arrays, rest = eqx.partition(state, eqx.is_array)
 
     def body(arrays: Any, one: Any) -> tuple[Any, Any]:
@@ -48,11 +45,11 @@ def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any)
 def each(
     function: Callable[..., Any], places: Int[AnyArray, " k"], count: Int[AnyArray, ""], *members: Any
 ) -> Any:
-    """Return ``function`` of the members at the first ``count`` places, stacked as all of them are, and 0 for the others.
+    """Return ``function`` of the members at the first ``count`` places, stacked; zeros for the other members.
 
-    They are done one after the other: under ``vmap`` the last bits of a member depend on how many others there are, and
-    training makes them grow. Which members are done is no constant of the program, so that it is the same one for some and for
-    all: a member comes out the same to the last bit whoever does it beside which others.
+    The members are computed one after the other: under ``vmap`` the rounding of a member depends on the
+    number of members, and training amplifies it. The places are arguments of the compiled program, so that a
+    member is equal to the last bit whichever other members are computed with it.
     """
     arrays, rest = eqx.partition(members, eqx.is_array)
     one = lambda place: function(*eqx.combine(jax.tree.map(lambda leaf: leaf[place], arrays), rest))
@@ -81,13 +78,14 @@ def run(
     checkpoint: Checkpoint | None = None,
     watch: Callable[[Any], AnyArray] | None = None,
     stop: Callable[[Any], bool] | None = None,
+    most_gap: float = 50.0,
     compute: Callable[..., tuple[Any, Any]] = _chunk,
 ) -> Run:
-    """Run the solver from ``state`` up to ``steps`` steps in all; the only loop over steps in the library.
+    """Run the solver from ``state`` until ``steps`` steps are done in all.
 
-    The key of step i is ``fold_in(key, i)``, so a run that resumes from a checkpoint repeats the uninterrupted one.
-    ``stage`` is what the progress bar calls it; ``watch(state)`` is kept at the start and after every chunk. ``compute`` is how
-    a chunk of steps is done, if not in this process alone.
+    The key of step i is ``fold_in(key, i)``, so that a resumed run equals an uninterrupted one. ``stage`` is
+    the name in the progress bar. ``watch(state)`` is recorded at the start and after every chunk. ``compute``
+    runs a chunk of steps. A median ``sampler_gap`` above ``most_gap`` nats is a divergence.
     """
     traces, status = [], Status.RAN_ALL_STEPS
     if checkpoint is not None:
@@ -97,11 +95,11 @@ def run(
     watched = {} if watch is None else {str(int(state.step)): watch(state)}
     try:
         while int(state.step) < steps:
-            # Unpartitionable numbers are half the work, and no one shards these draws.
+            # Partitionable random numbers cost twice as much, and these draws are not sharded.
             with double_precision(), jax.threefry_partitionable(False):
                 candidate, health = compute(problem, solver, state, key, min(chunk, steps - int(state.step)))
             row = _flatten(health)
-            if not _is_healthy(row):
+            if not _is_healthy(row, most_gap):
                 status = Status.DIVERGED
                 break
             state = candidate
@@ -119,13 +117,12 @@ def run(
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     names = traces[0] if traces else {}
-    return Run(
-        state, status, {name: np.concatenate([row[name] for row in traces]) for name in names}, watched
-    )
+    trace = {name: np.concatenate([row[name] for row in traces]) for name in names}
+    return Run(state, status, trace, watched)
 
 
 def _flatten(health: Any) -> dict[str, np.ndarray]:
-    """Return the health record as flat named series; of a saddle point, its terms and their value among them."""
+    """Return the health record as flat named series, with the terms of a saddle function and their value."""
     flat = {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
     if hasattr(health, "terms"):
         flat |= {name: np.asarray(series) for name, series in health.terms._asdict().items()}
@@ -133,29 +130,61 @@ def _flatten(health: Any) -> dict[str, np.ndarray]:
     return flat
 
 
-def _is_healthy(row: dict[str, np.ndarray]) -> bool:
+def _is_healthy(row: dict[str, np.ndarray], most_gap: float) -> bool:
     finite = all(np.all(np.isfinite(series)) for series in row.values())
-    return finite and float(np.median(row.get("sampler_gap", 0.0))) < DIVERGED_GAP
+    return finite and float(np.median(row.get("sampler_gap", 0.0))) < most_gap
 
 
 def optimiser(
     *, clip: float = 5.0, first: float = 0.9, second: float = 0.999
 ) -> "optax.GradientTransformation":
-    """Return Adam's directions of gradients clipped by their norm; rates are applied by ``stepped``.
+    """Return Adam's directions of gradients clipped by their norm; ``stepped`` applies the rates.
 
-    Players of a saddle point take little momentum: the other players' moves make old gradients stale.
+    Players of a saddle point use little momentum: the moves of the other players make old gradients stale.
     """
     import optax  # slow to import, and a fit on a grid has no steps
 
     return optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam(b1=first, b2=second))
 
 
+def moments_of(part: Any, transform: "optax.GradientTransformation") -> Any:
+    """Return the initial state of an optimiser for the floating-point arrays of a tree."""
+    return transform.init(eqx.filter(part, eqx.is_inexact_array))
+
+
+def descended(
+    part: Any, gradient: Any, moments: Any, rate: ScalarLike, transform: "optax.GradientTransformation"
+) -> tuple[Any, Any]:
+    """Return the tree after a step of ``-rate`` in the optimiser's direction, and the optimiser's state."""
+    updates, moments = transform.update(gradient, moments)
+    return stepped(part, updates, -jnp.asarray(rate)), moments
+
+
+class AdamState(eqx.Module):
+    """A model in training: its parameters, the optimiser's moments and the number of steps."""
+
+    model: Any
+    moments: Any
+    step: Int[Array, ""]
+
+    @classmethod
+    def start(cls, model: Any) -> "AdamState":
+        """Return the state before the first step."""
+        return cls(model, moments_of(model, optimiser()), jnp.array(0))
+
+    def descend(self, cost: Callable[[Any], Array], rate: ScalarLike) -> tuple["AdamState", Array]:
+        """Return the state after one step that lowers the cost, and the cost before it."""
+        value, gradient = eqx.filter_value_and_grad(cost)(self.model)
+        model, moments = descended(self.model, gradient, self.moments, rate, optimiser())
+        return AdamState(model, moments, self.step + 1), value
+
+
 def stepped(part: Any, updates: Any, rate: ScalarLike) -> Any:
-    """Return the player moved by ``rate`` times the updates, in its own precision."""
+    """Return the tree plus ``rate`` times the updates, in its own precision."""
     return eqx.apply_updates(part, jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates))
 
 
 def averaged(old: Any, new: Any, share: ScalarLike) -> Any:
-    """Return the exponential moving average ``share * old + (1 - share) * new`` of two players."""
+    """Return the exponential moving average ``share * old + (1 - share) * new`` of two trees."""
     mean = lambda a, b: (share * a + (1.0 - share) * b).astype(a.dtype) if eqx.is_inexact_array(a) else a
     return jax.tree.map(mean, old, new)

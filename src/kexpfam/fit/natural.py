@@ -1,16 +1,16 @@
-r"""f's own step in the saddle point: a damped natural gradient on the sampler's draws.
+r"""f's step in the saddle point: a damped natural gradient on draws of the sampler.
 
-The gradient of the saddle function in f is ``E_data[features] - E_q[features] - eta f``. Two things are made of it here.
+The gradient of the saddle function in f is ``E_data[features] - E_q[features] - eta f``.
 
-*The metric.* A unit of f's weights means nothing; a unit of log density does. The gradient is solved against the mean of
-two second moments, of the sampler's features and of the data's around the sampler's mean, plus ``eta + damping``. Both are
-needed: where the sampler has no draws its own covariance is zero, and a step there would have no bound. A large damping lets f
-move along its leading, coarse directions alone; as it falls, finer ones are let in.
+*Metric.* The gradient is solved against the mean of two second moments around the sampler's mean, of the
+sampler's features and of the data's, plus ``eta + damping``. Where the sampler has no draws its own
+covariance is zero, and the data's second moment bounds the step. A large damping restricts f to its leading,
+smooth directions; as it falls, finer directions follow.
 
-*The lag.* The sampler follows f with a delay, and what f has already done is not yet in the sampler's moments: f would do it
-again, and overshoot. With ``nu`` as the log density of the sampler, ``lag = f - nu`` is what it still has to do. Its draws
-are weighted by ``exp(share * lag)``: 0 is the plain gradient, 1 the gradient at the density of f. At the saddle point the lag
-is constant, and the weights change nothing.
+*Lag.* The sampler follows f with a delay: what f has already changed is missing in the sampler's moments, so
+that f would overshoot. With ``nu`` as the log density ratio of the sampler, the lag is ``f - nu``. Draws are
+weighted by ``exp(share * lag)``: share 0 is the plain gradient, share 1 the gradient at the density of f. At
+the saddle point the lag is constant and the weights are equal.
 """
 
 from typing import Any, NamedTuple
@@ -24,21 +24,30 @@ from jaxtyping import Array, Float, Key, ScalarLike
 from kexpfam.data.sample import Sample
 from kexpfam.model.measures import logsumexp
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
+from kexpfam.settings import check_at_least
 
-__all__ = ["Groups", "Lag", "Metric", "f_gradient", "group_rows", "lagged"]
+__all__ = ["FStep", "Groups", "Lag", "Metric", "f_gradient", "group_rows", "sampler_lag"]
 
-# Rows and draws that a step of f sees, the groups they are in under conditions, and how many of them measure its metric.
-MOST_ROWS, MOST_GROUPS, METRIC_DRAWS = 1024, 128, 512
-# The running mean of the metric is over about this many measurements.
-MEMORY = 4.0
-# No draw weighs more than exp of this, in terms of the mean logarithm.
-MOST_LOG_WEIGHT = 3.0
+
+class FStep(eqx.Module):
+    """Sizes of a step of f in the saddle point; all are static."""
+
+    rows: int = eqx.field(default=1024, static=True)  # rows of data, and draws of the sampler, at most
+    groups: int = eqx.field(default=128, static=True)  # groups of rows by condition, at most
+    metric_draws: int = eqx.field(default=512, static=True)  # draws that the metric is measured on
+    metric_every: int = eqx.field(default=5, static=True)  # steps between two measurements of the metric
+    metric_memory: float = eqx.field(default=4.0, static=True)  # measurements in its running mean
+    most_log_weight: float = eqx.field(default=3.0, static=True)  # of a draw, relative to the mean logarithm
+
+    def __check_init__(self) -> None:
+        check_at_least(self, 1, "rows", "groups", "metric_draws", "metric_every", "metric_memory")
+        check_at_least(self, 0, "most_log_weight")
 
 
 class Groups(NamedTuple):
-    """Data and conditions by condition: g groups, in each of them n rows of data and room for e draws of the sampler.
+    """Rows grouped by condition: g groups with n rows of data and e draws of the sampler each.
 
-    Without a condition there is one group of all rows; with one, each row is a group of its own.
+    Without conditions there is one group of all rows; with conditions each row is a group.
     """
 
     targets: Float[Array, "g n d"]
@@ -61,45 +70,42 @@ class Groups(NamedTuple):
         return self.targets.reshape(-1, self.targets.shape[2])
 
 
-def group_rows(sample: Sample, *, key: Key[Array, ""]) -> Groups:
-    """Return all rows of the sample in groups, or so many of them at random, each as often as its weight says."""
-    count = len(sample)
+def group_rows(sample: Sample, settings: FStep | None = None, *, key: Key[Array, ""]) -> Groups:
+    """Return the rows of the sample in groups, or a random part of them, drawn by their weights."""
+    settings = settings or FStep()
+    rows = sample.rows(_some(sample, settings.groups if sample.conditional else settings.rows, key))
+    target, condition = jnp.asarray(rows.target), jnp.asarray(rows.condition)
     if not sample.conditional:
-        rows = sample.rows(_some(sample, MOST_ROWS, key))
-        return Groups(jnp.asarray(rows.target)[None], jnp.asarray(rows.condition)[:1], MOST_ROWS)
-    rows = sample.rows(_some(sample, MOST_GROUPS, key))
-    return Groups(
-        jnp.asarray(rows.target)[:, None], jnp.asarray(rows.condition), MOST_ROWS // min(count, MOST_GROUPS)
-    )
+        return Groups(target[None], condition[:1], settings.rows)
+    return Groups(target[:, None], condition, settings.rows // min(len(sample), settings.groups))
 
 
 def _some(sample: Sample, most: int, key: Key[Array, ""]) -> Array:
+    count = len(sample)
     if sample.weight is not None:
-        return sample.drawn(min(len(sample), most), key=key)
-    return (
-        jnp.arange(len(sample))
-        if len(sample) <= most
-        else jr.choice(key, len(sample), (most,), replace=False)
-    )
+        return sample.drawn(min(count, most), key=key)
+    return jnp.arange(count) if count <= most else jr.choice(key, count, (most,), replace=False)
 
 
 class Lag(NamedTuple):
-    """How far the sampler is behind f: weights of its draws that sum to 1, ``KL(q || p_f)`` by nu, and the effective share."""
+    """Normalised weights of the sampler's draws, ``KL(q || p_f)`` by nu, and the effective share."""
 
     weights: Float[Array, " ge"]
     gap: Float[Array, ""]
     effective_share: Float[Array, ""]
 
 
-def lagged(lag: Float[Array, " ge"], draws: int, share: ScalarLike) -> Lag:
-    r"""Return the weights and the size of a lag ``f - nu`` at draws of the sampler, of which ``draws`` are in a group.
+def sampler_lag(
+    lag: Float[Array, " ge"], draws: int, share: ScalarLike, *, most_log_weight: float = FStep.most_log_weight
+) -> Lag:
+    r"""Return the weights and the size of a lag ``f - nu`` at the sampler's draws, ``draws`` per group.
 
-    The gap is :math:`\log E_q e^{f - \nu} - E_q[f - \nu]`, the mean over groups: exact where nu is, and never negative. Few
-    draws in a group make it too small by ``1 - 1 / draws``, to first order, which is made good.
+    The gap is the mean over groups of :math:`\log E_q e^{f - \nu} - E_q[f - \nu] \ge 0`. It is exact where nu
+    is. The factor ``1 - 1 / draws`` by which few draws make it too small is corrected.
     """
     by_group = lag.reshape(-1, draws)
     centred = by_group - by_group.mean(1, keepdims=True)
-    exponents = jnp.minimum(jnp.asarray(share) * centred, MOST_LOG_WEIGHT)
+    exponents = jnp.minimum(jnp.asarray(share) * centred, most_log_weight)
     weights = jax.nn.softmax(exponents, axis=1) / by_group.shape[0]
     gap = jnp.mean(logsumexp(centred, axis=1) - jnp.log(draws)) * draws / (draws - 1)
     effective = jnp.exp(2 * logsumexp(centred, axis=1) - logsumexp(2 * centred, axis=1)) / draws
@@ -107,7 +113,7 @@ def lagged(lag: Float[Array, " ge"], draws: int, share: ScalarLike) -> Lag:
 
 
 class Metric(eqx.Module):
-    """The running mean of the metric without its diagonal, how often it was measured, and the factor in use."""
+    """The running mean of the metric without its diagonal, its number of measurements, and the factor."""
 
     moment: Float[Array, "r r"]
     count: Float[Array, ""]
@@ -120,7 +126,7 @@ class Metric(eqx.Module):
 
     @classmethod
     def start(cls, size: int) -> "Metric":
-        """Return a metric that was never measured."""
+        """Return the metric before the first measurement."""
         return cls(jnp.zeros((size, size)), jnp.zeros(()), jnp.eye(size))
 
     def refreshed(
@@ -130,33 +136,38 @@ class Metric(eqx.Module):
         moved: Float[Array, "ge d"],
         weights: Float[Array, " ge"],
         diagonal: Any,
+        settings: FStep | None = None,
     ) -> "Metric":
-        """Return the metric after one more measurement, factored with this on its diagonal."""
-        moment = _second_moment(space, groups, moved, weights).astype(self.moment.dtype)
+        """Return the metric after one more measurement, factored with ``diagonal`` added to its diagonal."""
+        settings = settings or FStep()
+        moment = _second_moment(space, groups, moved, weights, settings.metric_draws)
+        moment = moment.astype(self.moment.dtype)
         count = self.count + 1.0
-        mean = self.moment + (moment - self.moment) / jnp.minimum(count, MEMORY)
+        mean = self.moment + (moment - self.moment) / jnp.minimum(count, settings.metric_memory)
         full = mean + (diagonal * jnp.eye(len(mean))).astype(mean.dtype)
         return Metric(mean, count, jax.scipy.linalg.cholesky(full, lower=True))
 
 
 def _second_moment(
-    space: FeatureSpace, groups: Groups, moved: Float[Array, "ge d"], weights: Float[Array, " ge"]
+    space: FeatureSpace, groups: Groups, moved: Float[Array, "ge d"], weights: Float[Array, " ge"], most: int
 ) -> Float[Array, "r r"]:
-    """Return the mean of the second moments of data and draws around the weighted mean of the draws, by condition."""
-    count, draws, rows = groups.condition.shape[0], groups.draws, groups.targets.shape[1]
-    kept, seen = max(1, METRIC_DRAWS // count), min(rows, METRIC_DRAWS)
-    some = lambda values, each, of: values.reshape(count, of, -1)[:, :each]
-    psi = space.target.features(some(moved, kept, draws).reshape(-1, moved.shape[1])).reshape(count, kept, -1)
-    shares = weights.reshape(count, draws)[:, :kept]
+    """Return the mean of the second moments of data and draws around the weighted mean of the draws."""
+    count, rows, dim = groups.targets.shape
+    kept, seen = max(1, most // count), min(rows, most)
+
+    def features(points: Float[Array, "gn d"], size: int) -> Float[Array, "g m b"]:
+        first = points.reshape(count, -1, dim)[:, :size]
+        return space.target.features(first.reshape(-1, dim)).reshape(count, size, -1)
+
+    psi, data = features(moved, kept), features(groups.rows, seen)
+    shares = weights.reshape(count, groups.draws)[:, :kept]
     shares = shares / shares.sum(1, keepdims=True)
     middle = jnp.sum(shares[:, :, None] * psi, axis=1, keepdims=True)
-    data = space.target.features(some(groups.rows, seen, rows).reshape(-1, moved.shape[1])).reshape(
-        count, seen, -1
-    )
     phi = space.condition.features(groups.condition)[:, None, :, None]
     spread = lambda around: (phi * around[:, :, None, :]).reshape(count * around.shape[1], -1)
     scale = jnp.sqrt(shares / count * kept / (kept - 1 if kept > 1 else 1))[:, :, None]
-    of_draws, of_data = spread(scale * (psi - middle)), spread((data - middle) / jnp.sqrt(count * seen))
+    of_draws = spread(scale * (psi - middle))
+    of_data = spread((data - middle) / jnp.sqrt(count * seen))
     return 0.5 * (of_draws.T @ of_draws + of_data.T @ of_data)
 
 
@@ -168,7 +179,7 @@ def f_gradient(
     moved: Float[Array, "ge d"],
     weights: Float[Array, " ge"],
 ) -> Float[Array, " r"]:
-    """Return ``E_data[features] - sum_b weights_b features(moved_b) - eta f``, the gradient of the saddle function in f."""
+    """Return the gradient in f, ``E_data[features] - sum_b weights_b features(moved_b) - eta f``."""
 
     def value(f: Float[Array, " r"]) -> Float[Array, ""]:
         data_fit = jnp.mean(space.evaluate(f, groups.rows, groups.row_conditions))

@@ -1,4 +1,4 @@
-"""Newton's method with a line search: the one that every convex problem of the library is solved by."""
+"""Newton's method with a line search, for all convex problems of the library."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,17 +8,12 @@ import scipy.linalg
 
 __all__ = ["Ascent", "climb", "factored"]
 
-# A step is accepted if it gains this share of what the slope promises; it is halved until then, or given up.
-SUFFICIENT_SHARE, SHORTEST_STEP = 0.25, 1e-10
-# Each try of a factorisation adds ten times as much to the diagonal as the one before.
-MOST_TRIES = 40
-
 
 class Ascent(NamedTuple):
-    """The point that was reached, its value, the state of its evaluation, and the squared Newton decrement there.
+    """The final point, its value and state of evaluation, the squared Newton decrement and the curvature.
 
-    Half the squared decrement bounds the distance to the optimum, in units of the value. ``curvature`` is whatever the
-    direction came with: the factored Hessian.
+    Half the squared decrement bounds the distance to the optimum, in units of the value. ``curvature`` is the
+    third result of the direction, the factored Hessian.
     """
 
     point: np.ndarray
@@ -37,26 +32,29 @@ def climb(
     move: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
     tolerance: float,
     most: int,
+    sufficient_share: float = 0.25,
+    shortest_step: float = 1e-10,
 ) -> Ascent:
     """Return the maximiser of a concave function.
 
-    ``evaluate(point)`` is the value and what the direction needs of it; ``direction(point, state)`` is the Newton step, its
-    squared decrement and the curvature; ``move(point, step)`` is where a step leads.
+    ``evaluate(point)`` returns the value and a state; ``direction(point, state)`` returns the Newton step,
+    its squared decrement and the curvature; ``move(point, step)`` applies a step. A step is halved until it
+    gains ``sufficient_share`` of the gain that the slope predicts, or is shorter than ``shortest_step``.
     """
     point, (value, state) = start, evaluate(start)
     for iteration in range(most + 1):
         step, decrement, curvature = direction(point, state)
         if not np.isfinite(decrement):
             raise FloatingPointError(
-                "a Newton step is not finite: the data's spread or the settings are beyond double precision."
+                "a Newton step is not finite: the scale of the data or the settings exceed double precision."
             )
         if decrement <= tolerance or iteration == most:
             break
         size = 1.0
-        while size > SHORTEST_STEP:
+        while size > shortest_step:
             candidate = move(point, size * step)
             new_value, new_state = evaluate(candidate)
-            if new_value >= value + SUFFICIENT_SHARE * size * decrement:
+            if new_value >= value + sufficient_share * size * decrement:
                 break
             size *= 0.5
         else:
@@ -65,15 +63,18 @@ def climb(
     return Ascent(point, value, state, decrement, iteration, curvature)
 
 
-def factored(hessian: np.ndarray) -> tuple:
-    """Return the Cholesky factor, with as little added to the diagonal as makes rounding harmless."""
+def factored(hessian: np.ndarray, *, most_tries: int = 40) -> tuple:
+    """Return the Cholesky factor of a matrix, with jitter on the diagonal if rounding makes it indefinite.
+
+    Each try adds ten times as much to the diagonal as the try before. The matrix is overwritten.
+    """
     jitter = np.finfo(float).eps * float(np.trace(hessian))
-    for _ in range(MOST_TRIES if np.isfinite(jitter) else 0):
+    for _ in range(most_tries if np.isfinite(jitter) else 0):
         try:
             return scipy.linalg.cho_factor(hessian, check_finite=False)
         except np.linalg.LinAlgError:
             hessian.flat[:: len(hessian) + 1] += jitter
             jitter *= 10.0
     raise FloatingPointError(
-        "the Hessian is not finite: the data's spread or the settings are beyond double precision."
+        "the Hessian is not finite: the scale of the data or the settings exceed double precision."
     )

@@ -1,44 +1,34 @@
-"""What is asked of a solver, what it answers, and who the solvers are."""
+"""The problem that a solver gets, the solution that it returns, and the registry of solvers."""
 
 import abc
+import dataclasses
 import enum
 import importlib
 import inspect
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray, Sample
-from kexpfam.integrate.nodes import Integration, integration_nodes, uses_grid
+from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
-from kexpfam.settings import check_at_least
 
-__all__ = [
-    "SOLVERS",
-    "Checkpoint",
-    "Problem",
-    "Solution",
-    "Solver",
-    "Status",
-    "check_at_least",
-    "mean_feature",
-    "solver_from",
-]
+__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "Watchers", "solver_from"]
 
 
 class Problem(eqx.Module):
     """The sample, the base measure, the space of f and the penalty ``eta / 2 |f|^2``.
 
-    ``proposal`` is any guess of the density: importance draws come from it and the base. Only the coordinates that f
-    depends on are in a problem; what the base says about the others is put back in ``density.Completion``.
+    ``proposal`` is an approximation of the density; importance draws come from it and the base. A problem
+    contains only the coordinates that f depends on; ``density.Completion`` adds the others.
 
-    ``mean_feature`` is the mean of the features over all rows, of which the sample may then be only some; without it, or in
-    another space, the mean over the sample stands for it. Under conditions there is none.
+    ``mean_feature`` is the mean of the features over all rows; the sample may then be a part of the rows.
+    Without it, or in another space, it is the mean over the sample. It is None under conditions.
     """
 
     sample: Sample
@@ -51,12 +41,12 @@ class Problem(eqx.Module):
 
     @property
     def conditional(self) -> bool:
-        """Return whether there is a condition."""
+        """Return whether the density is conditional."""
         return self.sample.conditional
 
     @property
     def on_grid(self) -> bool:
-        """Return whether its integrals are done on a grid."""
+        """Return whether the integrals are computed on a grid."""
         return uses_grid(self.sample.target.shape[1], conditional=self.conditional, settings=self.integration)
 
     def tilt(self, weights: AnyArray) -> Tilt:
@@ -64,17 +54,17 @@ class Problem(eqx.Module):
         return Tilt(self.space, np.asarray(weights), self.base)
 
     def within(self, space: FeatureSpace) -> "Problem":
-        """Return the problem with f in another space: some solvers choose the space as they go."""
-        mean = (
-            self.mean_feature if self.mean_feature is not None and eqx.tree_equal(space, self.space) else None
-        )
-        return Problem(
-            self.sample, self.base, space, self.rkhs_penalty, self.proposal, self.integration, mean
-        )
+        """Return the problem with f in another space."""
+        same = self.mean_feature is not None and eqx.tree_equal(space, self.space)
+        mean = self.mean_feature if same else None
+        return dataclasses.replace(self, space=space, mean_feature=mean)
 
     def trimmed(self, rows: np.ndarray) -> "Problem":
-        """Return the problem with some of its rows, and the range of all: what it knows of the others is their mean feature."""
-        assert self.mean_feature is not None, "without the mean of all rows the sample is all there is"
+        """Return the problem with some of its rows and those at the ends of the range.
+
+        The mean feature represents the other rows.
+        """
+        assert self.mean_feature is not None, "the problem has no mean feature of all rows"
         target = np.asarray(self.sample.target)
         ends = np.concatenate([target.argmin(axis=0), target.argmax(axis=0)])
         return eqx.tree_at(lambda problem: problem.sample, self, self.sample.rows(np.union1d(rows, ends)))
@@ -87,37 +77,30 @@ class Problem(eqx.Module):
         draws: int | None = None,
         key: Key[Array, ""] | None,
     ) -> Nodes:
-        """Return nodes for the partition functions: a grid where there is one, else draws from base and proposal."""
-        return integration_nodes(
-            self.base,
-            proposal or self.proposal,
-            np.asarray(self.sample.target),
-            conditional=self.conditional,
-            settings=self.integration,
-            fineness=fineness,
-            draws=draws,
-            key=key,
-        )
+        """Return nodes for the partition functions: a grid in few dimensions, else importance draws."""
+        settings = self.integration
+        if self.on_grid:
+            data = np.asarray(self.sample.target)
+            return grid_nodes(self.base, data, settings, conditional=self.conditional, fineness=fineness)
+        if key is None:
+            raise TypeError("importance draws need a key.")
+        return importance_nodes(self.base, proposal or self.proposal, draws or settings.draws, key=key)
 
 
 class Status(enum.Enum):
-    """Why a solver stopped; the value is advice for the person who reads it."""
+    """Why a solver stopped; the value is advice for the reader."""
 
     CONVERGED = "The optimality conditions hold to tolerance."
-    RAN_ALL_STEPS = "All steps ran; diagnose() says whether the result is good."
-    INTERRUPTED = "Interrupted: this is the last healthy state; resume from its checkpoint to go on."
-    DIVERGED = "The run went astray and was rolled back: lower the rates, or raise rkhs_penalty."
-    GRID_TOO_COARSE = (
-        "The integral changes on a finer grid: raise Integration(cells=...), or the length scale."
-    )
-    FEW_EFFECTIVE_DRAWS = (
-        "Too few importance draws are effective: a stronger base or a larger rkhs_penalty would help."
-    )
-    NO_STEPS = "No step was asked for: f and the sampler are the start's."
+    RAN_ALL_STEPS = "All steps ran; diagnose() measures the quality of the result."
+    INTERRUPTED = "Interrupted: this is the last healthy state. Resume from the checkpoint to continue."
+    DIVERGED = "The run diverged and was rolled back: lower the rates, or raise rkhs_penalty."
+    GRID_TOO_COARSE = "The integral changes on a finer grid: raise Integration(cells=...) or lengthscale."
+    FEW_EFFECTIVE_DRAWS = "Too few importance draws are effective: use a stronger base or raise rkhs_penalty."
+    NO_STEPS = "No steps were requested: f and the sampler are those of the start."
 
 
 class Solution(NamedTuple):
-    """The answer of any solver: f, a sampler, why it stopped, its trace, facts about its end, and snapshots by step."""
+    """f, a sampler, the status, the trace by step, facts about the end, and snapshots by step."""
 
     tilt: Tilt
     sampler: Sampler
@@ -129,7 +112,7 @@ class Solution(NamedTuple):
 
 @runtime_checkable
 class Checkpoint(Protocol):
-    """Where a run can leave its state and find it again."""
+    """A place where a run stores its state and reads it again."""
 
     def read(self, template: eqx.Module) -> eqx.Module:
         """Return the stored state, or the template if there is none."""
@@ -140,76 +123,75 @@ class Checkpoint(Protocol):
         ...
 
 
-class Solver(eqx.Module):
-    """A way to find f and a sampler; a record of its settings with one method.
+class Watchers(TypedDict, total=False):
+    """The listener and the checkpoint of a run."""
 
-    ``knows_conditions`` says whether it can solve for p(y | x), ``grid_only`` whether it needs a grid over the target,
-    ``uses_proposal`` whether it draws from the problem's proposal although there is a grid, and ``records`` names the series
-    of its trace, one number per step; a solver without steps has none.
+    report: Listener | None
+    checkpoint: Checkpoint | None
+
+
+class Solver(eqx.Module):
+    """A method to find f and a sampler: a record of its settings with the method ``solve``.
+
+    ``supports_conditions`` is true if it solves for p(y | x). ``records`` names the series of its trace, one
+    number per step; it is empty for a solver without steps.
     """
 
-    knows_conditions: ClassVar[bool] = False
-    uses_proposal: ClassVar[bool] = True
+    supports_conditions: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = ()
 
     @property
     def grid_only(self) -> bool:
+        """Return whether it needs a grid over the target."""
         return False
 
+    @property
+    def uses_proposal(self) -> bool:
+        """Return whether it draws from the problem's proposal although there is a grid."""
+        return True
+
     @abc.abstractmethod
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f and a sampler for the problem."""
 
 
-# The one place where a name becomes a solver: the room it lives in, its class, and its settings.
+# The registry of solvers: name, module, class and settings.
 SOLVERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "auto": ("fit.convex", "Convex", {}),
     "exact": ("fit.convex", "Convex", {"integral": "grid"}),
     "dde": ("fit.dde", "DDE", {}),
     "functional": ("paper.functional", "FunctionalGradient", {}),
-    "random_features": ("paper.random_features", "RandomFeatureGradient", {}),
+    "random_features": ("paper.functional", "RandomFeatureGradient", {}),
     "adapted": ("paper.learned_features", "AdaptedFeatures", {}),
     "deep": ("paper.learned_features", "DeepNetwork", {}),
     "singly_dual": ("paper.singly_dual", "SinglyDual", {}),
     "mmd_gan": ("paper.mmd_gan", "MMDGAN", {}),
-    "contrastive": ("paper.contrastive", "ContrastiveDivergence", {}),
-    "annealed": ("paper.annealed", "AnnealedLikelihood", {}),
+    "contrastive": ("paper.ascent", "ContrastiveDivergence", {}),
+    "annealed": ("paper.ascent", "AnnealedLikelihood", {}),
     "moment_matching": ("paper.moment_matching", "MomentMatching", {}),
 }
 
 
 def solver_from(given: Any, *, conditional: bool) -> Solver:
-    """Return the solver of that name, or the one given; raise if it is none, or cannot do what is asked."""
+    """Return the solver of that name, or the given solver; raise if it cannot solve the problem."""
+    names = ", ".join(SOLVERS)
     if inspect.isclass(given):
-        raise TypeError(
-            f"solver={given.__name__} is a class: pass an object, as in solver={given.__name__}()."
-        )
+        name = given.__name__
+        raise TypeError(f"solver={name} is a class: pass an object, as in solver={name}().")
     if isinstance(given, str):
         if given not in SOLVERS:
-            raise ValueError(
-                f"unknown solver {given!r}: choose one of {', '.join(SOLVERS)}, or pass a Solver."
-            )
+            raise ValueError(f"unknown solver {given!r}: choose one of {names}, or pass a Solver.")
         module, name, settings = SOLVERS[given]
         given = getattr(importlib.import_module(f"kexpfam.{module}"), name)(**settings)
     if not isinstance(given, Solver):
-        raise TypeError(
-            f"solver must be one of {', '.join(SOLVERS)}, or a Solver; got a {type(given).__name__}."
-        )
-    if conditional and not given.knows_conditions:
-        raise ValueError(
-            f"{type(given).__name__} knows no condition: for p(y | x) use solver='auto', 'exact' or 'dde'."
-        )
+        raise TypeError(f"solver must be one of {names}, or a Solver; got a {type(given).__name__}.")
+    if conditional and not given.supports_conditions:
+        name = type(given).__name__
+        raise ValueError(f"{name} does not support conditions: use solver='auto', 'exact' or 'dde'.")
     return given
 
 
 def mean_feature(space: FeatureSpace, sample: Sample) -> np.ndarray:
-    """Return the mean of the features of the target over the rows of a sample."""
+    """Return the weighted mean of the features of the target over the rows of a sample."""
     count = len(sample) if sample.weight is None else float(np.sum(sample.weight))
     return space.target.total(sample.target, sample.weight) / count

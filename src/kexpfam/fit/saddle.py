@@ -1,9 +1,8 @@
-"""The saddle function of the doubly dual embedding, written once, and its nested players (Algorithm 1 of the paper).
+"""The saddle function of the doubly dual embedding and its nested players (Algorithm 1 of the paper).
 
-``SaddleProblem`` holds what is fixed, ``Point`` what moves. The players differ only in the sign they follow: f and nu climb,
-the transport falls. The innermost player gets the most updates: one step is one update of f; for each, ``transport_updates`` of
-the sampler; for each of those, ``nu_updates`` of nu. Every gradient is one of the same saddle function. nu and the transport
-are networks and follow Adam; f's gradient is a natural one (``fit.natural``).
+``SaddleProblem`` is fixed, ``SaddlePoint`` moves. f and nu ascend the saddle function, the transport descends
+it. One step is one update of f; for each there are ``transport_updates`` of the transport, and for each of
+those ``nu_updates`` of nu. nu and the transport are networks and follow Adam; f follows a natural gradient.
 """
 
 from collections.abc import Callable
@@ -17,43 +16,23 @@ import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
-from kexpfam.fit.loop import averaged, optimiser, scan, stepped
-from kexpfam.fit.natural import Groups, Metric, f_gradient, group_rows, lagged
-from kexpfam.fit.problem import check_at_least
+from kexpfam.fit.loop import averaged, descended, moments_of, optimiser, scan
+from kexpfam.fit.natural import FStep, Groups, Metric, f_gradient, group_rows, sampler_lag
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
 from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
+from kexpfam.settings import check_at_least
 
-__all__ = [
-    "Batch",
-    "DoublyDual",
-    "Health",
-    "Point",
-    "SaddleProblem",
-    "SaddleTerms",
-    "State",
-    "anchor",
-    "carry",
-    "draw_batch",
-    "draws_for_f",
-    "evaluate_nu",
-    "player_gradient",
-    "saddle_terms",
-]
-
-
-# Steps between two measurements of f's metric, which cost more than a step.
-METRIC_EVERY = 5
-# The waves that networks see, in octaves of the frequencies of f's kernel.
-OCTAVES = (-2.0, 1.0)
+__all__ = ["DoublyDual", "SaddleBatch", "SaddlePoint", "SaddleProblem", "SaddleState", "saddle_terms"]
 
 
 class SaddleProblem(eqx.Module):
-    """What is solved. Every array in here is fixed while a solver runs.
+    """The fixed part: every array is constant while a solver runs.
 
-    ``reference`` is the law of the transport's noise. If it is *anchored* it lives in the space of targets and is itself a
-    guess of the solution: nu is then measured from ``log(reference / base)``, and expectations under the base are taken by
-    importance sampling from the reference. Both are exact rewritings that shrink the variance of the KL term.
+    ``reference`` is the distribution of the transport's noise. If it is *anchored* it is a distribution of
+    targets that approximates the solution: nu is then measured from ``log(reference / base)``, and
+    expectations under the base use importance sampling from the reference. Both rewritings are exact and
+    reduce the variance of the KL term.
     """
 
     sample: Sample
@@ -65,19 +44,16 @@ class SaddleProblem(eqx.Module):
     anchored: bool = eqx.field(static=True)
 
 
-class Point(eqx.Module):
-    """What is sought. Every array in here moves.
-
-    ``f_weights`` are f as the problem's space holds it; ``nu`` is called with points and conditions.
-    """
+class SaddlePoint(eqx.Module):
+    """The players: every array moves. ``f_weights`` represent f in the problem's space."""
 
     f_weights: Any
     nu: Any
     transport: AbstractTransport
 
 
-class Batch(NamedTuple):
-    """The draws that one evaluation of the saddle function uses; ``base_log_weights`` carry base expectations."""
+class SaddleBatch(NamedTuple):
+    """The draws of one evaluation of the saddle function; ``base_log_weights`` weight the base points."""
 
     data: Sample
     noise: Float[Array, "b k"]
@@ -86,7 +62,7 @@ class Batch(NamedTuple):
 
 
 class SaddleTerms(NamedTuple):
-    """Each term as defined; ``value`` is where the signs are. ``kl_dual`` is the KL itself where q has a density."""
+    """The terms without their signs, and ``value`` with them; ``kl_dual`` is the KL if q has a density."""
 
     data_fit: Float[Array, ""]
     model_fit: Float[Array, ""]
@@ -98,21 +74,21 @@ class SaddleTerms(NamedTuple):
         return self.data_fit - self.model_fit + self.kl_dual - self.penalty
 
 
-def draw_batch(problem: SaddleProblem, size: int, *, key: Key[Array, ""]) -> Batch:
+def draw_batch(problem: SaddleProblem, size: int, *, key: Key[Array, ""]) -> SaddleBatch:
     """Draw data rows with replacement, transport noise under their conditions, and weighted base points."""
     rows_key, noise_key, base_key = jr.split(key, 3)
     data = problem.sample.rows(problem.sample.drawn(size, key=rows_key))
     noise = draw_each(problem.reference, data.condition, key=noise_key)
     if not problem.anchored:
-        return Batch(data, noise, problem.base.sample(size, key=base_key), jnp.zeros(size))
+        return SaddleBatch(data, noise, problem.base.sample(size, key=base_key), jnp.zeros(size))
     base = draw_each(problem.reference, data.condition, key=base_key)
-    return Batch(data, noise, base, -anchor(problem, base, data.condition))
+    return SaddleBatch(data, noise, base, -anchor(problem, base, data.condition))
 
 
 def anchor(
     problem: SaddleProblem, x: Float[Array, "b d"], condition: Float[Array, "b p"]
 ) -> Float[Array, " b"]:
-    """Return ``log(reference / base)``: the exact nu of the transport that does not move its noise; 0 if not anchored."""
+    """Return ``log(reference / base)``, the exact nu of the identity transport; 0 if not anchored."""
     if not problem.anchored:
         return jnp.zeros(x.shape[0])
     return log_density_each(problem.reference, x, condition) - problem.base.log_density(x)
@@ -121,7 +97,7 @@ def anchor(
 def evaluate_nu(
     problem: SaddleProblem, nu: Callable, x: Float[Array, "b d"], condition: Float[Array, "b p"]
 ) -> Float[Array, " b"]:
-    """Return nu: its network, measured from the anchor."""
+    """Return nu: its network plus the anchor."""
     return nu(x, condition) + anchor(problem, x, condition)
 
 
@@ -131,11 +107,11 @@ def carry(
     noise: Float[AnyArray, "b k"],
     condition: Float[AnyArray, "b p"],
 ) -> Float[Array, "b d"]:
-    """Return the sampler's points: noise carried by the transport, folded onto the base's support."""
+    """Return the sampler's points: transported noise, folded onto the base's support."""
     return problem.base.fold(transport(noise, condition))
 
 
-def saddle_terms(point: Point, problem: SaddleProblem, batch: Batch) -> SaddleTerms:
+def saddle_terms(point: SaddlePoint, problem: SaddleProblem, batch: SaddleBatch) -> SaddleTerms:
     r"""Return the terms of the saddle function on one batch.
 
     With :math:`f \in H`, dual potential :math:`\nu`, transport :math:`g` and noise :math:`\xi`,
@@ -149,9 +125,9 @@ def saddle_terms(point: Point, problem: SaddleProblem, batch: Batch) -> SaddleTe
     Parameters
     ----------
     point
-        Holds ``f_weights`` (climbs), ``nu`` (climbs) and ``transport`` (falls).
+        The players ``f_weights`` (ascends), ``nu`` (ascends) and ``transport`` (descends).
     problem
-        Holds :math:`\eta` as ``rkhs_penalty`` and :math:`\lambda` as ``inverse_temperature``.
+        With :math:`\eta` as ``rkhs_penalty`` and :math:`\lambda` as ``inverse_temperature``.
     batch
         Draws for the three expectations; the value is exact given these.
 
@@ -174,16 +150,16 @@ def saddle_terms(point: Point, problem: SaddleProblem, batch: Batch) -> SaddleTe
     )
 
 
-def player_gradient(problem: SaddleProblem, point: Point, batch: Batch, player: Callable) -> Any:
+def player_gradient(problem: SaddleProblem, point: SaddlePoint, batch: SaddleBatch, player: Callable) -> Any:
     """Return the gradient of the saddle value with respect to one player."""
     value = lambda part: saddle_terms(eqx.tree_at(player, point, part), problem, batch).value
     return eqx.filter_grad(value)(player(point))
 
 
-def _best_constant(problem: SaddleProblem, point: Point, batch: Batch) -> Point:
-    """Return the point with the constant in nu that is best on the batch, ``E_p0[exp nu] = 1``.
+def _best_constant(problem: SaddleProblem, point: SaddlePoint, batch: SaddleBatch) -> SaddlePoint:
+    """Return the point with the optimal constant in nu on the batch, ``E_p0[exp nu] = 1``.
 
-    An error of the constant would scale all of nu's gradient at the base's draws.
+    An error of the constant would scale nu's gradient at all base points.
     """
     values = evaluate_nu(problem, point.nu, batch.base, batch.data.condition) + batch.base_log_weights
     shift = logsumexp(values) - jnp.log(values.size)
@@ -193,19 +169,19 @@ def _best_constant(problem: SaddleProblem, point: Point, batch: Batch) -> Point:
 
 
 def draws_for_f(
-    problem: SaddleProblem, point: Point, *, key: Key[Array, ""]
+    problem: SaddleProblem, point: SaddlePoint, settings: FStep, *, key: Key[Array, ""]
 ) -> tuple[Groups, Float[Array, "ge d"], Float[Array, " ge"]]:
-    """Return rows of the data by condition, draws of the sampler under the same conditions, and ``f - nu`` at these."""
+    """Return rows of data by condition, draws of the sampler under these conditions, and ``f - nu`` there."""
     rows_key, noise_key = jr.split(key)
-    groups = group_rows(problem.sample, key=rows_key)
+    groups = group_rows(problem.sample, settings, key=rows_key)
     condition = groups.draw_conditions
     moved = carry(problem, point.transport, draw_each(problem.reference, condition, key=noise_key), condition)
     ahead = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
     return groups, moved, ahead - evaluate_nu(problem, point.nu, moved, condition)
 
 
-class Health(NamedTuple):
-    """What a reader wants to know after a step; the solver never reads it back."""
+class SaddleHealth(NamedTuple):
+    """Measurements of a step for the trace."""
 
     terms: SaddleTerms
     sampler_gap: Float[Array, ""]
@@ -213,10 +189,10 @@ class Health(NamedTuple):
     f_gradient: Float[Array, ""]
 
 
-class State(eqx.Module):
-    """What the next step needs; ``averaged`` is the running mean of the transport, which is what is kept in the end."""
+class SaddleState(eqx.Module):
+    """The state between steps; ``averaged`` is the exponential moving average of the transport."""
 
-    point: Point
+    point: SaddlePoint
     averaged: AbstractTransport
     nu_moments: optax.OptState
     transport_moments: optax.OptState
@@ -227,29 +203,38 @@ class State(eqx.Module):
 class DoublyDual(eqx.Module):
     """Settings of the nested stochastic saddle-point search.
 
-    The rates are arrays, so changing one does not recompile; the counts and sizes are static.
+    The rates are arrays: changing one does not recompile. Counts and sizes are static.
 
     Parameters
     ----------
     f_rate, nu_rate, transport_rate : float
         Share of a natural step that f takes, and Adam's rates of nu and the transport.
-    horizon : float
-        Steps over which the schedules run: rates are full in its first half, then fall to a tenth.
-    trust : float
-        The length (nats of standard deviation) of f's natural direction that is taken as it is; longer ones are cut to it.
-    damping : float
-        What the metric of f starts with on its diagonal, in units of the kernel; it falls to 1e-5 of that within 0.6 horizons.
-    lag_share : float
-        How much of the sampler's lag is made good in f's gradient, from 0, none, to 1.
     averaging : float
-        Weight of the past in the running mean of the transport.
+        Weight of the past in the exponential moving average of the transport.
+    horizon : float
+        Steps of the schedules: rates are full in the first half, then fall to a tenth.
+    trust : float
+        Longest natural direction of f (standard deviation in nats); longer ones are scaled to it.
+    damping : float
+        Initial damping of f's metric, in units of the kernel; it falls to 1e-5 of that within 0.6 horizons.
+    lag_share : float
+        Share of the sampler's lag that is corrected in f's gradient, from 0 to 1.
+    clip : float
+        Largest norm of a gradient; longer ones are scaled to it.
     natural : bool
-        Whether f's direction is the natural one; it takes memory for the square of the features. Otherwise f follows its plain
-        gradient, clipped by its norm, as the paper has it.
+        Whether f follows the natural gradient, which takes memory for the square of the features. Otherwise f
+        follows its plain, clipped gradient, as in the paper.
     transport_updates, nu_updates : int
-        Updates of the transport for each of f, and of nu for each of the transport.
-    batch_size, width, transport_depth, nu_depth, waves : int
-        Draws per update, hidden layers of the networks, and the waves at f's own length scales that they see.
+        Updates of the transport per update of f, and of nu per update of the transport.
+    batch_size, width, transport_depth, nu_depth : int
+        Draws per update, and hidden layers of the networks.
+    waves, octaves : int, tuple of float
+        Sinusoidal input features of the networks, and the range of their frequencies in octaves of the
+        frequencies of f's kernel.
+    activation : str
+        Activation function of the networks.
+    f_step : FStep
+        Sizes of a step of f.
     """
 
     f_rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
@@ -269,58 +254,76 @@ class DoublyDual(eqx.Module):
     transport_depth: int = eqx.field(default=2, static=True)
     nu_depth: int = eqx.field(default=2, static=True)
     waves: int = eqx.field(default=64, static=True)
+    octaves: tuple[float, float] = eqx.field(default=(-2.0, 1.0), static=True)
     activation: str = eqx.field(default="silu", static=True)
+    f_step: FStep = FStep()
 
     def __check_init__(self) -> None:
-        check_at_least(
-            self, 1, "transport_updates", "nu_updates", "batch_size", "width", "transport_depth", "nu_depth"
-        )
+        sizes = ("batch_size", "width", "transport_depth", "nu_depth")
+        check_at_least(self, 1, "transport_updates", "nu_updates", *sizes)
         check_at_least(self, 0, "waves")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
         if self.clip <= 0.0:
             raise ValueError(f"clip must be positive, got {self.clip}.")
 
-    def init(self, problem: SaddleProblem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> State:
-        """Return the start: given f, a transport that carries noise to itself (or a random one), nu at its anchor."""
+    @classmethod
+    def warm(cls) -> "DoublyDual":
+        """Return the settings next to the solution: small steps, and no damping of f."""
+        return cls(f_rate=0.01, nu_rate=2e-3, transport_rate=2e-5, damping=0.0)
+
+    @classmethod
+    def plain(cls, **settings: Any) -> "DoublyDual":
+        """Return the paper's scheme: plain gradients of f, plain networks, no correction of the lag."""
+        own: dict[str, Any] = {"natural": False, "waves": 0, "lag_share": 0.0, "f_rate": 1.0, "nu_rate": 1e-3}
+        own |= {"transport_rate": 5e-4, "nu_updates": 3, "batch_size": 512}
+        return cls(**own | {"transport_depth": 3, "nu_depth": 3} | settings)
+
+    def init(
+        self, problem: SaddleProblem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]
+    ) -> SaddleState:
+        """Return the start: the given f, a zero-initialised nu, and the identity (or a random) transport."""
         nu_key, transport_key, *wave_keys = jr.split(key, 4)
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
-        shape |= {"depth": self.nu_depth, "waves": self._drawn_waves(problem, wave_keys[0])}
-        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **shape)
-        shape["depth"] = self.transport_depth
+        depth, waves = self.nu_depth, self._drawn_waves(problem, wave_keys[0])
+        nu_shape: dict[str, Any] = shape | {"depth": depth, "waves": waves, "zero_initialised": True}
+        nu = Network.draw(dim + condition_dim, "scalar", key=nu_key, **nu_shape)
+        shape |= {"depth": self.transport_depth, "key": transport_key}
         transport: AbstractTransport
         if problem.anchored:
-            shape["waves"] = self._drawn_waves(problem, wave_keys[1])
-            transport = Residual.draw(dim, condition_dim, key=transport_key, **shape)
+            waves = self._drawn_waves(problem, wave_keys[1])
+            transport = Residual.draw(dim, condition_dim, waves=waves, **shape)
         else:
-            shape["waves"] = None  # noise of another width knows no length scales
+            # Noise of another width has no length scales, and so no waves.
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
-            transport = Free.draw(noise_dim, dim, condition_dim, key=transport_key, **shape)
-        optimiser = self._optimiser
-        return State(
-            point=Point(f_weights, nu, transport),
+            transport = Free.draw(noise_dim, dim, condition_dim, waves=None, **shape)
+        return SaddleState(
+            point=SaddlePoint(f_weights, nu, transport),
             averaged=transport,
-            nu_moments=optimiser.init(eqx.filter(nu, eqx.is_array)),
-            transport_moments=optimiser.init(eqx.filter(transport, eqx.is_array)),
+            nu_moments=moments_of(nu, self._optimiser),
+            transport_moments=moments_of(transport, self._optimiser),
             metric=Metric.start(f_weights.size if self.natural else 0),
             step=jnp.array(0),
         )
 
     def _drawn_waves(self, problem: SaddleProblem, key: Key[Array, ""]) -> Layer | None:
-        """Return waves of points and conditions, from four times as long as f's own to half as long."""
+        """Return random sinusoids of points and conditions, at ``octaves`` of f's own frequencies."""
         if self.waves == 0 or not isinstance(problem.space, FeatureSpace):
             return None
         target_key, condition_key, octave_key, phase_key = jr.split(key, 4)
         dims = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         of_target = problem.space.target.waves(self.waves, dims[0], key=target_key)
         of_condition = problem.space.condition.waves(self.waves, dims[1], key=condition_key)
-        octaves = 2.0 ** jr.uniform(octave_key, (self.waves, 1), minval=OCTAVES[0], maxval=OCTAVES[1])
+        low, high = self.octaves
+        octaves = 2.0 ** jr.uniform(octave_key, (self.waves, 1), minval=low, maxval=high)
         return Layer.of_frequencies(octaves * jnp.concatenate([of_target, of_condition], 1), key=phase_key)
 
-    def step(self, problem: SaddleProblem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
-        """Return the state after one update of f, and how the saddle point looked just before that update."""
-        # All batches of the step in one call: on a CPU the many small calls of a random generator cost more than its numbers.
+    def step(
+        self, problem: SaddleProblem, state: SaddleState, *, key: Key[Array, ""]
+    ) -> tuple[SaddleState, SaddleHealth]:
+        """Return the state after one update of f, and measurements just before that update."""
+        # All batches of the step are drawn in one call: on a CPU many small calls cost more than the numbers.
         draws = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
         inner_key, f_key = jr.split(key)
         inner = jax.vmap(draws)(jr.split(inner_key, (self.transport_updates, self.nu_updates + 1)))
@@ -333,78 +336,59 @@ class DoublyDual(eqx.Module):
         return eqx.tree_at(lambda s: (s.averaged, s.step), state, (kept, state.step + 1)), health
 
     def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        """Return the share of the rates that a step uses."""
+        """Return the factor of the rates at a step."""
         return jnp.clip(2.0 * (1.0 - step / self.horizon), 0.1, 1.0)
 
-    def answer(self, state: State) -> Point:
-        """Return the point that a run hands back: the players, the transport as its running mean."""
-        return Point(state.point.f_weights, state.point.nu, state.averaged)
+    def answer(self, state: SaddleState) -> SaddlePoint:
+        """Return the result of a run: the players, with the averaged transport."""
+        return SaddlePoint(state.point.f_weights, state.point.nu, state.averaged)
 
     def _move_f(
-        self, problem: SaddleProblem, state: State, decay: Float[Array, ""], key: Key[Array, ""]
-    ) -> tuple[State, Health]:
+        self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], key: Key[Array, ""]
+    ) -> tuple[SaddleState, SaddleHealth]:
         draws_key, batch_key = jr.split(key)
-        point = state.point
-        groups, moved, behind = draws_for_f(problem, point, key=draws_key)
-        lag = lagged(behind, groups.draws, self.lag_share)
+        point, settings = state.point, self.f_step
+        groups, moved, behind = draws_for_f(problem, point, settings, key=draws_key)
+        lag = sampler_lag(behind, groups.draws, self.lag_share, most_log_weight=settings.most_log_weight)
         gradient = f_gradient(
             problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights
         )
         metric, direction, length = state.metric, gradient, jnp.linalg.norm(gradient)
         if self.natural:
             damping = self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
+            diagonal = problem.rkhs_penalty + damping
             metric = jax.lax.cond(
-                state.step % METRIC_EVERY == 0,
-                lambda old: old.refreshed(
-                    problem.space, groups, moved, lag.weights, problem.rkhs_penalty + damping
-                ),
+                state.step % settings.metric_every == 0,
+                lambda old: old.refreshed(problem.space, groups, moved, lag.weights, diagonal, settings),
                 lambda old: old,
                 metric,
             )
             direction, length = metric.solved(gradient)
-        health = Health(
-            saddle_terms(point, problem, draw_batch(problem, self.batch_size, key=batch_key)),
-            lag.gap,
-            lag.effective_share,
-            jnp.linalg.norm(gradient),
-        )
+        terms = saddle_terms(point, problem, draw_batch(problem, self.batch_size, key=batch_key))
+        health = SaddleHealth(terms, lag.gap, lag.effective_share, jnp.linalg.norm(gradient))
         longest = self.trust if self.natural else self.clip
         stride = decay * self.f_rate * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
-        where = lambda s: (s.point.f_weights, s.metric)
         f_weights = point.f_weights + (stride * direction).astype(point.f_weights.dtype)
-        return eqx.tree_at(where, state, (f_weights, metric)), health
+        return eqx.tree_at(lambda s: (s.point.f_weights, s.metric), state, (f_weights, metric)), health
 
     def _move_transport(
-        self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batches: Batch
-    ) -> State:
+        self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], batches: SaddleBatch
+    ) -> SaddleState:
         update = lambda state, batch: (self._move_nu(problem, state, decay, batch), None)
         state, _ = scan(update, state, jax.tree.map(lambda rows: rows[:-1], batches))
         batch = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = player_gradient(problem, state.point, batch, lambda point: point.transport)
-        updates, moments = self._optimiser.update(gradient, state.transport_moments)
-        transport = stepped(state.point.transport, updates, -decay * self.transport_rate)
-        where = lambda s: (s.point.transport, s.transport_moments)
-        return eqx.tree_at(where, state, (transport, moments))
+        rate = decay * self.transport_rate
+        moved = descended(state.point.transport, gradient, state.transport_moments, rate, self._optimiser)
+        return eqx.tree_at(lambda s: (s.point.transport, s.transport_moments), state, moved)
 
-    def _move_nu(self, problem: SaddleProblem, state: State, decay: Float[Array, ""], batch: Batch) -> State:
+    def _move_nu(
+        self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], batch: SaddleBatch
+    ) -> SaddleState:
         point = _best_constant(problem, state.point, batch)
         gradient = player_gradient(problem, point, batch, lambda point: point.nu)
-        updates, moments = self._optimiser.update(gradient, state.nu_moments)
-        nu = stepped(point.nu, updates, decay * self.nu_rate)
-        return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, (nu, moments))
-
-    @classmethod
-    def plain(cls, **settings: Any) -> "DoublyDual":
-        """Return the paper's own scheme: plain gradients of f, plain networks, nothing made good for the sampler's lag."""
-        own: dict[str, Any] = {"natural": False, "waves": 0, "lag_share": 0.0, "f_rate": 1.0, "nu_rate": 1e-3}
-        own |= {
-            "transport_rate": 5e-4,
-            "nu_updates": 3,
-            "batch_size": 512,
-            "transport_depth": 3,
-            "nu_depth": 3,
-        }
-        return cls(**own | settings)
+        moved = descended(point.nu, gradient, state.nu_moments, -decay * self.nu_rate, self._optimiser)
+        return eqx.tree_at(lambda s: (s.point.nu, s.nu_moments), state, moved)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

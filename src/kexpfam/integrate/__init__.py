@@ -1,3 +1,3 @@
-"""What an integral is and how sure we are of it: nodes, Markov chains, normalisers with error bars."""
+"""Integrals under the base measure: quadrature nodes, Markov chains, and normalisers with standard errors."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Markov chains that leave a tilted density invariant: moves by HMC, jumps to a proposal, and tempering from the base.
+"""Markov chains that leave a tilted density invariant: HMC, independent Metropolis jumps, and tempered SMC.
 
-Every transition is BlackJAX's; here is only how many of them run side by side, under which condition and at which step size.
+Every transition is BlackJAX's. This module sets the number of chains, their conditions and their step sizes.
 """
 
 from typing import Any, NamedTuple
@@ -16,34 +16,29 @@ from blackjax.smc import resampling
 from jaxtyping import Array, Bool, Float, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
-from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
+from kexpfam.integrate.nodes import Integration, effective_share, importance_nodes, resample, seed_from
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = [
-    "Tempered",
-    "hmc_start",
-    "hmc_step",
-    "jump",
-    "moved",
-    "refine",
-    "tempered",
-    "tuned_step_size",
-    "walked",
-]
+__all__ = ["HMC", "Tempered", "hmc_start", "hmc_step", "jump", "refine", "tempered", "walked"]
 
-LEAPFROG_STEPS = 6
-TARGET_ACCEPTANCE = 0.8
-TUNING_STEPS, FIRST_STEP_SIZE = 40, 0.05
-# Tempering keeps this share of the particles effective at each stage, and moves them so often.
-TEMPERING_SHARE, TEMPERING_MOVES = 0.7, 5
-# Importance resampling is used as long as this share of the weighted draws is effective.
-RESAMPLING_SHARE = 0.05
-# Weighted draws among which one is chosen: with few, the chance in their weights shows in the shares of the modes. Under
-# conditions each has candidates of its own, and fewer have to do.
-CANDIDATES_PER_DRAW, CANDIDATES_PER_CONDITION = 16, 4
-TUNING_CHAINS = 200
+
+class HMC(eqx.Module):
+    """Settings of Hamiltonian Monte Carlo."""
+
+    leapfrog_steps: int = 6  # of a transition
+    target_acceptance: float = 0.8  # mean acceptance rate that the step size is tuned to
+    first_step_size: float = 0.05  # before tuning
+    tuning_steps: int = 40  # transitions that the step size is tuned on
+    tuning_chains: int = 200  # chains that it is tuned on, at most
+
+    def __check_init__(self) -> None:
+        for name in ("leapfrog_steps", "tuning_steps", "tuning_chains"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        if not (0.0 < self.target_acceptance < 1.0 and self.first_step_size > 0.0):
+            raise ValueError("target_acceptance must be between 0 and 1, and first_step_size positive.")
 
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
@@ -59,15 +54,15 @@ def hmc_step(
     condition: Float[AnyArray, "b p"],
     step_size: ScalarLike,
     key: Key[Array, ""],
+    settings: HMC | None = None,
 ) -> tuple[HMCState, HMCInfo]:
-    """Return the states after one transition, and what BlackJAX says of it."""
+    """Return the states after one transition, and BlackJAX's information about it."""
+    leapfrog_steps = (settings or HMC()).leapfrog_steps
 
-    def step(
-        row_key: Key[Array, ""], state: HMCState, row_condition: Float[Array, " p"]
-    ) -> tuple[HMCState, HMCInfo]:
-        log_density = lambda x: tilt.log_unnormalised(x, row_condition)
+    def step(row_key: Key[Array, ""], state: HMCState, row: Float[Array, " p"]) -> tuple[HMCState, HMCInfo]:
+        log_density = lambda x: tilt.log_unnormalised(x, row)
         mass = jnp.ones(state.position.size)
-        algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=LEAPFROG_STEPS)
+        algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=leapfrog_steps)
         return algorithm.step(row_key, state)
 
     return jax.vmap(step)(jr.split(key, states.position.shape[0]), states, condition)
@@ -76,9 +71,9 @@ def hmc_step(
 def jump(
     tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: Key[Array, ""]
 ) -> Float[Array, "b d"]:
-    """Return the positions after each was offered an independent draw, of base or proposal, by Metropolis' rule.
+    """Return the positions after one independent Metropolis step with draws of the base or the proposal.
 
-    Draws of the base find what f has raised where no chain has been; those of the proposal are accepted the most.
+    Draws of the base reach regions that no chain has visited; those of the proposal are accepted more often.
     """
     log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
     base_key, proposal_key, coin_key, accept_key = jr.split(key, 4)
@@ -87,15 +82,15 @@ def jump(
     candidates = jnp.where(
         coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
     )
-    # The law of the candidates up to a factor of two, which cancels.
-    log_law = lambda origin, target: jnp.logaddexp(
+    # The density of the candidates up to a factor of two, which cancels.
+    log_candidate_density = lambda origin, target: jnp.logaddexp(
         tilt.base.log_density(target.position), proposal.log_density(target.position)
     )
 
     def step(
         row_key: Key[Array, ""], position: Float[Array, " d"], candidate: Float[Array, " d"]
     ) -> Float[Array, " d"]:
-        algorithm = blackjax.irmh(log_density, lambda _: candidate, log_law)
+        algorithm = blackjax.irmh(log_density, lambda _: candidate, log_candidate_density)
         return algorithm.step(row_key, algorithm.init(position))[0].position
 
     return jax.vmap(step)(jr.split(accept_key, count), positions, candidates)
@@ -103,21 +98,28 @@ def jump(
 
 @eqx.filter_jit
 def tuned_step_size(
-    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: Key[Array, ""]
+    tilt: Tilt,
+    starts: Float[AnyArray, "b d"],
+    condition: Float[AnyArray, "b p"],
+    key: Key[Array, ""],
+    settings: HMC | None = None,
 ) -> Float[Array, ""]:
-    """Return the HMC step size whose mean acceptance over many chains is near its target (Robbins-Monro on its log)."""
+    """Return the HMC step size with the target acceptance rate, by Robbins-Monro steps on its logarithm."""
+    settings = settings or HMC()
 
     def body(carry: Any, inputs: Any) -> tuple[Any, None]:
         states, log_size = carry
         index, step_key = inputs
-        states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), step_key)
+        states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), step_key, settings)
         gain = 2.0 / (1.0 + index) ** 0.6
-        return (states, log_size + gain * (jnp.mean(info.acceptance_rate) - TARGET_ACCEPTANCE)), None
+        return (
+            states,
+            log_size + gain * (jnp.mean(info.acceptance_rate) - settings.target_acceptance),
+        ), None
 
-    inputs = (jnp.arange(TUNING_STEPS), jr.split(key, TUNING_STEPS))
-    (_, log_size), _ = jax.lax.scan(
-        body, (hmc_start(tilt, starts, condition), jnp.log(FIRST_STEP_SIZE)), inputs
-    )
+    inputs = (jnp.arange(settings.tuning_steps), jr.split(key, settings.tuning_steps))
+    start = (hmc_start(tilt, starts, condition), jnp.log(settings.first_step_size))
+    (_, log_size), _ = jax.lax.scan(body, start, inputs)
     return jnp.exp(log_size)
 
 
@@ -128,18 +130,15 @@ def moved(
     condition: Float[AnyArray, "b p"],
     step_size: ScalarLike,
     keys: Key[Array, " n"],
+    settings: HMC | None = None,
 ) -> Float[Array, "b d"]:
     """Return the positions after one transition per key."""
-    states, _ = jax.lax.scan(
-        lambda states, key: (hmc_step(tilt, states, condition, step_size, key)[0], None),
-        hmc_start(tilt, starts, condition),
-        keys,
-    )
-    return states.position
+    step = lambda states, key: (hmc_step(tilt, states, condition, step_size, key, settings)[0], None)
+    return jax.lax.scan(step, hmc_start(tilt, starts, condition), keys)[0].position
 
 
 class Tempered(NamedTuple):
-    """Particles, their weights (the last stage's, which sum to one), ``log Z``, and whether temperature 1 was reached."""
+    """Particles, their normalised weights, ``log Z``, and whether temperature 1 was reached."""
 
     particles: Float[Array, "b d"]
     weights: Float[Array, " b"]
@@ -147,13 +146,20 @@ class Tempered(NamedTuple):
     arrived: Bool[Array, ""]
 
 
-def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[Array, ""]) -> Tempered:
+def tempered(
+    tilt: Tilt,
+    starts: Float[Array, "b d"],
+    stages: int,
+    *,
+    settings: Integration | None = None,
+    key: Key[Array, ""],
+) -> Tempered:
     """Return draws of the base carried to the density by tempered SMC.
 
-    This is annealed importance sampling with temperatures as needed and with resampling between them.
+    This is annealed importance sampling with adaptive temperatures and resampling between them.
     """
-    empty = jnp.zeros(0)
-    # HMC in units of the base measure's spread, shrunk so that narrow structure is not jumped over.
+    settings, empty = settings or Integration(), jnp.zeros(0)
+    # Step sizes are in units of the base's spread, and small against narrow structure of the density.
     parameters = {
         "step_size": jnp.full((1,), 0.1),
         "inverse_mass_matrix": jnp.ones((1, starts.shape[1])),
@@ -165,14 +171,14 @@ def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[A
         mcmc_step_fn=blackjax.hmc.build_kernel(),
         mcmc_init_fn=blackjax.hmc.init,
         resampling_fn=resampling.systematic,
-        target_ess=TEMPERING_SHARE,
+        target_ess=settings.smc_share,
     )
     start = blackjax.smc.tempered.init(starts)._replace(tempering_param=jnp.asarray(0.0))
 
     def body(carry: Any, step_key: Key[Array, ""]) -> tuple[Any, None]:
         def move(carry: Any) -> Any:
             state, total = carry
-            state, info = kernel(step_key, state, TEMPERING_MOVES, parameters)
+            state, info = kernel(step_key, state, settings.smc_moves, parameters)
             return state, total + info.log_likelihood_increment
 
         return jax.lax.cond(carry[0].tempering_param < 1.0, move, lambda carry: carry, carry), None
@@ -184,31 +190,40 @@ def tempered(tilt: Tilt, starts: Float[Array, "b d"], stages: int, *, key: Key[A
 def refine(
     density: TiltedDensity, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
 ) -> np.ndarray:
-    """Return draws that follow the density itself: chosen by weight among the sampler's, then moved by ``steps`` of HMC.
+    """Return draws of the density: the sampler's, resampled by their weights and moved by ``steps`` of HMC.
 
-    Of shape (count, dimensions), or under conditions (rows, count, dimensions), in the data's units.
+    The shape is (count, d), or (rows of X, count, d) under conditions, in data units.
     """
     refine_key, rest_key = jr.split(key)
     if not density.conditional or X is None:
-        return density.in_data_units(
-            refined(density.tilt, density.sampler, count, steps, key=refine_key), key=rest_key
-        )
+        draws = refined(density.tilt, density.sampler, count, steps, key=refine_key)
+        return density.in_data_units(draws, key=rest_key)
     condition = np.repeat(density.inputs.to_model(X), count, axis=0)
     draws = refined_each(density.tilt, density.sampler, condition, steps, key=refine_key)
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
 
 
-def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
-    """Return draws of a tilted density without a condition, in model units.
+def refined(
+    tilt: Tilt,
+    sampler: Sampler,
+    count: int,
+    steps: int,
+    *,
+    settings: Integration | None = None,
+    key: Key[Array, ""],
+) -> np.ndarray:
+    """Return draws of a tilted density without conditions, in model units.
 
-    Weighted draws from base and reference are resampled where enough of them are effective, which is exact up to the
-    number of draws; otherwise the sampler's draws are the start. Steps of tuned HMC then leave the density invariant.
+    Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
+    start at draws of the sampler. Then ``steps`` transitions of tuned HMC leave the density invariant.
     """
+    settings = settings or Integration()
     nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
-    nodes = importance_nodes(tilt.base, sampler.reference, CANDIDATES_PER_DRAW * count, key=nodes_key)
+    candidates = settings.candidates_per_draw * count
+    nodes = importance_nodes(tilt.base, sampler.reference, candidates, key=nodes_key)
     log_ratio = tilt.values(nodes.points)
     nothing = np.zeros((count, 0))
-    if effective_share(nodes.log_weights + log_ratio) > RESAMPLING_SHARE:
+    if effective_share(nodes.log_weights + log_ratio) > settings.resampling_share:
         starts = resample(nodes, log_ratio, count, seed=seed_from(seed_key))
     else:
         starts = sampler.weighted_draws(nothing, key=draw_key).points
@@ -216,23 +231,26 @@ def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Ar
 
 
 def refined_each(
-    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]
+    tilt: Tilt,
+    sampler: Sampler,
+    condition: np.ndarray,
+    steps: int,
+    *,
+    settings: Integration | None = None,
+    key: Key[Array, ""],
 ) -> np.ndarray:
     """Return one draw of the tilted density under each condition, in model units.
 
-    Each starts at one of a few draws of the sampler, chosen by their weights, and is moved by tuned HMC.
+    Each chain starts at a draw of the sampler, chosen among a few by weight, and is moved by tuned HMC.
     """
+    candidates = (settings or Integration()).candidates_per_condition
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
-    repeated = np.repeat(condition, CANDIDATES_PER_CONDITION, axis=0)
+    repeated = np.repeat(condition, candidates, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
-    log_ratio = (tilt.log_values(draws.points, repeated) - draws.log_density).reshape(
-        -1, CANDIDATES_PER_CONDITION
-    )
+    log_ratio = (tilt.log_values(draws.points, repeated) - draws.log_density).reshape(-1, candidates)
     chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio)))
-    starts = draws.points.reshape(len(condition), CANDIDATES_PER_CONDITION, -1)[
-        np.arange(len(condition)), chosen
-    ]
-    return walked(tilt, starts, condition, steps, tune_key, move_key)
+    points = draws.points.reshape(len(condition), candidates, -1)
+    return walked(tilt, points[np.arange(len(condition)), chosen], condition, steps, tune_key, move_key)
 
 
 def walked(
@@ -242,11 +260,13 @@ def walked(
     steps: int,
     tune_key: Key[Array, ""],
     move_key: Key[Array, ""],
+    settings: HMC | None = None,
 ) -> np.ndarray:
-    """Return where chains of tuned HMC are after so many steps, each under its condition, in model units."""
+    """Return the positions of chains after ``steps`` transitions of tuned HMC, each under its condition."""
     if steps == 0:
         return starts
-    spread = np.linspace(0, len(starts) - 1, min(TUNING_CHAINS, len(starts))).astype(int)
+    settings = settings or HMC()
+    rows = np.linspace(0, len(starts) - 1, min(settings.tuning_chains, len(starts))).astype(int)
     with double_precision():
-        tuned = tuned_step_size(tilt, starts[spread], condition[spread], tune_key)
-        return np.asarray(moved(tilt, starts, condition, tuned, jr.split(move_key, steps)))
+        step_size = tuned_step_size(tilt, starts[rows], condition[rows], tune_key, settings)
+        return np.asarray(moved(tilt, starts, condition, step_size, jr.split(move_key, steps), settings))

@@ -1,9 +1,13 @@
-"""Weighted points that stand for the base measure: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E_p0[h]``.
+"""Weighted points that represent the base measure: ``sum_j exp(log_weights[j]) h(points[j])`` is ``E_p0[h]``.
 
-A grid does it exactly in few dimensions, importance draws do it with an error bar in any. Which of the two an integral gets is
-decided by ``uses_grid`` and nowhere else.
+In few dimensions the points are the cells of a grid, otherwise importance draws. ``uses_grid`` decides.
 """
 
+import dataclasses
+import functools
+from typing import Any
+
+import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
@@ -11,40 +15,37 @@ from jaxtyping import Array, Key
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
 from kexpfam.settings import SettingsRecord, check_whole
 
-__all__ = [
-    "Integration",
-    "effective_share",
-    "grid_nodes",
-    "importance_nodes",
-    "integration_nodes",
-    "resample",
-    "seed_from",
-    "uses_grid",
-]
-
-# The base beyond this many standard deviations holds less than 1e-6 of its mass.
-BASE_SPREAD = 5.0
-DATA_MARGIN = 0.15
+__all__ = ["Integration", "effective_share", "grid_nodes", "importance_nodes", "resample", "uses_grid"]
 
 
 class Integration(SettingsRecord):
-    """How integrals over the target are done.
+    """How integrals over the target are computed.
 
     Parameters
     ----------
     cells, tail_cells : tuple of int
-        Cells of a grid along each coordinate where the data are, and beyond them on each side: one entry per number of
-        coordinates. f of more coordinates than there are entries is integrated by importance draws.
+        Cells of a grid per coordinate within the range of the data, and on each side beyond it: one entry per
+        number of coordinates. f of more coordinates is integrated by importance draws.
     conditional_cells : tuple of int
         The same where there is one integral per condition.
+    base_spread, data_margin : float
+        A grid reaches to this many standard deviations of the base. Its fine cells reach beyond the data by
+        this share of their range.
     draws : int
         Importance draws of a fit.
     partition_draws : int
         Importance draws of a normaliser.
     finer : float
-        How much finer the grid of a normaliser is than that of the fit, which is the check on it.
-    smc_particles, smc_repeats, smc_stages : int
-        Tempered sequential Monte Carlo, for normalisers that have too few effective draws.
+        Fineness of a normaliser's grid relative to the fit's; the difference is the error estimate.
+    smc_particles, smc_repeats, smc_stages, smc_moves : int
+        Tempered sequential Monte Carlo, for normalisers with too few effective draws: particles, independent
+        repetitions, temperatures at most, and HMC transitions at each temperature.
+    smc_share : float
+        Share of the particles that stays effective from one temperature to the next.
+    resampling_share : float
+        Draws are refined by importance resampling if at least this share of the weighted draws is effective.
+    candidates_per_draw, candidates_per_condition : int
+        Weighted draws per resampled draw, without and with conditions.
     """
 
     cells: tuple[int, ...] = (800, 112, 44)
@@ -56,6 +57,15 @@ class Integration(SettingsRecord):
     smc_particles: int = 2000
     smc_repeats: int = 4
     smc_stages: int = 60
+    smc_moves: int = 5
+    smc_share: float = 0.7
+    # The base has less than 1e-6 of its mass beyond five standard deviations.
+    base_spread: float = 5.0
+    data_margin: float = 0.15
+    resampling_share: float = 0.05
+    # With few candidates, the noise of their weights changes the proportions of the modes.
+    candidates_per_draw: int = 16
+    candidates_per_condition: int = 4
 
     def __check_init__(self) -> None:
         for name in ("cells", "tail_cells", "conditional_cells"):
@@ -64,60 +74,105 @@ class Integration(SettingsRecord):
         if len(self.tail_cells) < max(len(self.cells), len(self.conditional_cells)):
             raise ValueError("tail_cells must have an entry for every entry of cells and conditional_cells.")
         check_whole(self, 2, "draws", "partition_draws", "smc_particles", "smc_repeats", "smc_stages")
-        if not self.finer > 1.0:
-            raise ValueError(f"finer must be greater than 1, got {self.finer!r}.")
+        check_whole(self, 1, "smc_moves", "candidates_per_draw", "candidates_per_condition")
+        for name in ("smc_share", "resampling_share"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}.")
+        for name, bound in {"finer": 1.0, "base_spread": 0.0, "data_margin": 0.0}.items():
+            if not getattr(self, name) > bound:
+                raise ValueError(f"{name} must be greater than {bound:g}, got {getattr(self, name)!r}.")
+
+    def grid_cells(self, *, conditional: bool) -> tuple[int, ...]:
+        """Return the cells per coordinate of the grids, with or without conditions."""
+        return self.conditional_cells if conditional else self.cells
 
 
 def uses_grid(dims: int, *, conditional: bool, settings: Integration) -> bool:
-    """Return whether integrals over so many coordinates are done on a grid; the one place where that is decided.
+    """Return whether integrals over ``dims`` coordinates are computed on a grid.
 
-    Under conditions the same nodes serve all of them, and draws that suit the one are rare for the other; so a grid is
-    used wherever it can be afforded, with fewer cells.
+    All conditions share the same nodes, and importance draws that suit one condition are rare for another. So
+    a grid is used under conditions too, with fewer cells.
     """
-    return dims <= len(settings.conditional_cells if conditional else settings.cells)
-
-
-def integration_nodes(
-    base: AbstractMeasure,
-    proposal: AbstractMeasure,
-    data: np.ndarray,
-    *,
-    conditional: bool,
-    settings: Integration,
-    fineness: float = 1.0,
-    draws: int | None = None,
-    key: Key[Array, ""] | None,
-) -> Nodes:
-    """Return nodes for integrals under the base: the cells of a grid around the data, or draws from base and proposal."""
-    if not uses_grid(data.shape[1], conditional=conditional, settings=settings):
-        if key is None:
-            raise TypeError("importance draws need a key.")
-        return importance_nodes(base, proposal, draws or settings.draws, key=key)
-    cells = settings.conditional_cells if conditional else settings.cells
-    return grid_nodes(base, data, cells=cells, tail_cells=settings.tail_cells, fineness=fineness)
+    return dims <= len(settings.grid_cells(conditional=conditional))
 
 
 def grid_nodes(
     base: AbstractMeasure,
     data: np.ndarray,
+    settings: Integration | None = None,
     *,
-    cells: tuple[int, ...] = Integration.cells,
-    tail_cells: tuple[int, ...] = Integration.tail_cells,
+    conditional: bool = False,
     fineness: float = 1.0,
 ) -> Nodes:
-    """Return the midpoints of a grid: fine where the data are, coarse in the base's tails."""
-    dims = data.shape[1]
-    fine, tail = max(int(fineness * cells[dims - 1]), 1), max(int(fineness * tail_cells[dims - 1]), 1)
-    edges = tuple(_edges(base, j, data[:, j], fine, tail) for j in range(dims))
+    """Return the midpoints of a grid with fine cells around the data and coarse cells in the base's tails.
+
+    The arrays are read-only: equal requests share one grid.
+    """
+    settings, index = settings or Integration(), data.shape[1] - 1
+    cells = settings.grid_cells(conditional=conditional)
+    leaves, structure = jax.tree.flatten(base)
+    return _built(
+        _GridRequest(
+            low=tuple(data.min(axis=0).tolist()),
+            high=tuple(data.max(axis=0).tolist()),
+            fine=max(int(fineness * cells[index]), 1),
+            tail=max(int(fineness * settings.tail_cells[index]), 1),
+            spread=settings.base_spread,
+            margin=settings.data_margin,
+            structure=structure,
+            leaves=tuple((str(leaf.dtype), leaf.shape, leaf.tobytes()) for leaf in map(np.asarray, leaves)),
+            base=base,
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _GridRequest:
+    """Everything that a grid depends on; ``structure`` and ``leaves`` are the values of the base."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    fine: int
+    tail: int
+    spread: float
+    margin: float
+    structure: Any
+    leaves: tuple[tuple[str, tuple[int, ...], bytes], ...]
+    base: AbstractMeasure = dataclasses.field(compare=False)
+
+    def edges(self, index: int) -> np.ndarray:
+        """Return the borders of the cells along one coordinate."""
+        wall_low, wall_high = (float(side[index]) for side in self.base.bounds(np.inf))
+        low, high = (float(side[index]) for side in self.base.bounds(self.spread))
+        margin = self.margin * (self.high[index] - self.low[index])
+        inner_low = max(self.low[index] - margin, wall_low)
+        inner_high = min(self.high[index] + margin, wall_high)
+        # Cells grow with their distance from the data: the base is steepest near them.
+        growth = np.linspace(0.0, 1.0, self.tail + 1) ** 2
+        pieces = [
+            inner_low - growth * max(inner_low - low, 0.0),
+            np.linspace(inner_low, inner_high, self.fine + 1),
+            inner_high + growth * max(high - inner_high, 0.0),
+        ]
+        return np.unique(np.concatenate(pieces))
+
+
+@functools.lru_cache(maxsize=4)
+def _built(request: _GridRequest) -> Nodes:
+    """Return the grid of a request; a fit asks for each of its few grids several times."""
+    edges = tuple(request.edges(index) for index in range(len(request.low)))
     points = mesh([0.5 * (edge[1:] + edge[:-1]) for edge in edges])
     log_volumes = np.log(mesh([np.diff(edge) for edge in edges])).sum(1)
-    return Nodes(points, base.log_densities(points) + log_volumes, edges)
+    nodes = Nodes(points, request.base.log_densities(points) + log_volumes, edges)
+    for array in (nodes.points, nodes.log_weights, *edges):
+        array.setflags(write=False)
+    return nodes
 
 
 def importance_nodes(
     base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
 ) -> Nodes:
-    """Return draws from the half-and-half mixture of base and proposal, so that no weight exceeds ``2 / count``."""
+    """Return draws from the equal mixture of base and proposal; no weight exceeds ``2 / count``."""
     base_key, proposal_key = jr.split(key)
     points = np.concatenate(
         [base.draws(count // 2, key=base_key), proposal.draws(count - count // 2, key=proposal_key)]
@@ -128,11 +183,11 @@ def importance_nodes(
 
 
 def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> np.ndarray:
-    """Return draws from the density proportional to ``p0 exp(log_ratio)``, spread uniformly within grid cells."""
+    """Return draws of the density proportional to ``p0 exp(log_ratio)``, uniform within grid cells."""
     rng = np.random.default_rng(seed)
     log_masses = nodes.log_weights + log_ratio
     masses = np.exp(log_masses - log_masses.max())
-    # Systematic resampling: each node appears its expected number of times, up to one.
+    # Systematic resampling: the number of copies of a node differs from its expectation by less than one.
     positions = (rng.uniform() + np.arange(count)) / count
     chosen = np.searchsorted(np.cumsum(masses) / masses.sum(), positions)
     chosen = rng.permutation(np.minimum(chosen, len(masses) - 1))
@@ -142,28 +197,11 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
 
 
 def seed_from(key: Key[Array, ""]) -> int:
-    """Return the seed that stands for a key in NumPy and scikit-learn."""
+    """Return a seed for NumPy and scikit-learn that is derived from a JAX key."""
     first, *_, last = np.asarray(jr.key_data(key)).tolist()
     return (first ^ last) % (2**31 - 1)
 
 
 def effective_share(log_masses: np.ndarray) -> float:
-    """Return the effective sample size of the weights as a share of their number."""
+    """Return the effective sample size of the weights, divided by their number."""
     return float(np.exp(2.0 * logsumexp(log_masses) - logsumexp(2.0 * log_masses)) / len(log_masses))
-
-
-def _edges(base: AbstractMeasure, index: int, data: np.ndarray, fine: int, tail: int) -> np.ndarray:
-    wall_low, wall_high = (
-        float(side[index]) for side in base.bounds(np.inf)
-    )  # infinite for an unbounded base
-    low, high = (float(side[index]) for side in base.bounds(BASE_SPREAD))
-    margin = DATA_MARGIN * np.ptp(data)
-    inner_low, inner_high = max(data.min() - margin, wall_low), min(data.max() + margin, wall_high)
-    # Cells grow with their distance from the data: the base is steepest near them.
-    growth = np.linspace(0.0, 1.0, tail + 1) ** 2
-    pieces = [
-        inner_low - growth * max(inner_low - low, 0.0),
-        np.linspace(inner_low, inner_high, fine + 1),
-        inner_high + growth * max(high - inner_high, 0.0),
-    ]
-    return np.unique(np.concatenate(pieces))

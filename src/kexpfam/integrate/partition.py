@@ -1,4 +1,4 @@
-"""``log Z`` of ``p0 exp(f)``, always with an error bar: quadrature, importance sampling, tempered sequential Monte Carlo."""
+"""``log Z`` of ``p0 exp(f)`` with a standard error: quadrature, importance sampling, tempered SMC."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ METHODS = ("auto", "quadrature", "importance", "smc")
 
 
 def log_mean_exp(log_weights: np.ndarray) -> Estimate:
-    """Estimate ``log E[exp(a)]`` from draws of a, with the delta method's error."""
+    """Return ``log E[exp(a)]`` estimated from draws of a, with the standard error of the delta method."""
     top = np.max(log_weights)
     weights = np.exp(log_weights - top)
     mean = weights.mean()
@@ -37,7 +37,10 @@ def log_partition(
     settings: Integration | None = None,
     key: Key[Array, ""],
 ) -> Estimate:
-    """Return ``log Z``; "auto" is a grid where there is one, else importance draws, else SMC: the first to be trusted."""
+    """Return ``log Z``.
+
+    The method "auto" takes the first trustworthy estimate of a grid, importance draws and SMC.
+    """
     settings = settings or Integration()
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r} for the normaliser: choose one of {', '.join(METHODS)}.")
@@ -47,60 +50,55 @@ def log_partition(
         raise ValueError(
             f"normaliser='quadrature' is for f of at most {most} dimensions; use 'importance' or 'smc'."
         )
-    ways = {
+    draws = settings.partition_draws
+    estimators = {
         "quadrature": lambda: by_quadrature(tilt, data, settings=settings),
-        "importance": lambda: by_importance(
-            tilt, proposal, draws=settings.partition_draws, key=jr.fold_in(key, 0)
-        ),
+        "importance": lambda: by_importance(tilt, proposal, draws=draws, key=jr.fold_in(key, 0)),
         "smc": lambda: by_smc(tilt, settings=settings, key=jr.fold_in(key, 1)),
     }
     if method != "auto":
-        return ways[method]()
+        return estimators[method]()
     estimates = []
-    for way in ways if grid else ("importance", "smc"):
-        estimates.append(ways[way]())
+    for name in estimators if grid else ("importance", "smc"):
+        estimates.append(estimators[name]())
         if estimates[-1].trustworthy:
             return estimates[-1]
     return min(estimates, key=lambda candidate: candidate.standard_error)
 
 
 def by_quadrature(tilt: Tilt, data: np.ndarray, *, settings: Integration | None = None) -> Estimate:
-    """Sum over a grid; the error is a multiple of the change from a coarser one, and every node is an effective draw."""
-    settings, values = settings or Integration(), []
-    for fineness in (settings.finer, 1.0):
-        nodes = grid_nodes(
-            tilt.base, data, cells=settings.cells, tail_cells=settings.tail_cells, fineness=fineness
-        )
-        values.append((float(tilt.log_partitions(nodes, np.zeros((1, 0)))[0]), len(nodes.points)))
-    (finer, count), (coarse, _) = values
-    return Estimate(finer, QUADRATURE_SAFETY * abs(finer - coarse), float(count))
+    """Return the sum over a fine grid; the error is a multiple of the change from a coarser grid."""
+    settings = settings or Integration()
+    grids = [grid_nodes(tilt.base, data, settings, fineness=fineness) for fineness in (settings.finer, 1.0)]
+    finer, coarse = (float(tilt.log_partitions(nodes, np.zeros((1, 0)))[0]) for nodes in grids)
+    return Estimate(finer, QUADRATURE_SAFETY * abs(finer - coarse), float(len(grids[0].points)))
 
 
 def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""], draws: int) -> Estimate:
-    """Average over draws from base and proposal."""
+    """Return the average over draws from base and proposal."""
     nodes = importance_nodes(tilt.base, proposal, draws, key=key)
     return log_mean_exp(nodes.log_weights + np.log(draws) + tilt.values(nodes.points))
 
 
 def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, ""]) -> Estimate:
-    """Temper from the base to the density with moves by HMC; the error comes from independent repetitions."""
+    """Return the mean over independent runs of tempered SMC, with its standard error."""
     settings = settings or Integration()
-    sizes = settings.smc_particles, settings.smc_stages
     with double_precision():
         estimates = np.array(
-            [float(_smc(tilt, repeat, *sizes)) for repeat in jr.split(key, settings.smc_repeats)]
+            [float(_smc(tilt, run, settings)) for run in jr.split(key, settings.smc_repeats)]
         )
-    spread = (
-        float(estimates.std(ddof=1) / np.sqrt(len(estimates))) if np.all(np.isfinite(estimates)) else np.inf
-    )
-    return Estimate(float(estimates.mean()), spread, float(settings.smc_particles * len(estimates)))
+    finite = bool(np.all(np.isfinite(estimates)))
+    error = float(estimates.std(ddof=1) / np.sqrt(len(estimates))) if finite else np.inf
+    return Estimate(float(estimates.mean()), error, float(settings.smc_particles * len(estimates)))
 
 
 @eqx.filter_jit
-def _smc(tilt: Tilt, key: Key[Array, ""], particles: int, stages: int) -> Float[Array, ""]:
+def _smc(tilt: Tilt, key: Key[Array, ""], settings: Integration) -> Float[Array, ""]:
     from kexpfam.integrate.chains import tempered  # BlackJAX is slow to import
 
     particles_key, loop_key = jr.split(key)
-    outcome = tempered(tilt, tilt.base.sample(particles, key=particles_key), stages, key=loop_key)
-    # A run that has not reached temperature 1 has no estimate; infinity makes its error bar infinite too.
+    starts = tilt.base.sample(settings.smc_particles, key=particles_key)
+    outcome = tempered(tilt, starts, settings.smc_stages, settings=settings, key=loop_key)
+    # A run that has not reached temperature 1 has no estimate; infinity makes its standard error infinite
+    # too.
     return jnp.where(outcome.arrived, outcome.log_partition, jnp.inf)

@@ -1,20 +1,20 @@
-"""The paper's other algorithms, each a solver like any other: pass one as ``solver=`` to an estimator."""
+"""The paper's other algorithms as solvers: pass one as ``solver=`` to an estimator."""
 
 import importlib
 
-# Each is imported when it is asked for: no one pays for the others.
+# Modules are imported on first use.
 _PUBLIC = {
     "AdaptedFeatures": "learned_features",
-    "AnnealedLikelihood": "annealed",
+    "AnnealedLikelihood": "ascent",
     "Averaged": "iterates",
-    "ContrastiveDivergence": "contrastive",
+    "ContrastiveDivergence": "ascent",
     "DeepNetwork": "learned_features",
     "FunctionalAscent": "functional",
     "FunctionalGradient": "functional",
     "MMDGAN": "mmd_gan",
     "MomentMatching": "moment_matching",
     "NaturalAscent": "ascent",
-    "RandomFeatureGradient": "random_features",
+    "RandomFeatureGradient": "functional",
     "RandomIterate": "iterates",
     "SinglyDual": "singly_dual",
 }

@@ -1,8 +1,8 @@
-"""Dual distributions: laws with a density that the sampler q of the singly dual saddle point may be.
+"""Dual distributions: trainable distributions with a density, for the q of the singly dual saddle point.
 
-A dual is a measure like any other, and besides it has weighted draws that are differentiable in its parameters: so it is
-trained. A Gaussian, a mixture and a kernel density estimate are one class, which differ in how many components there are
-and in what moves. A flow bends a normal, and dynamics carry a mixture along f itself.
+A dual is a measure with weighted draws that are differentiable in its parameters. A Gaussian, a mixture and a
+kernel density estimate are one class; they differ in the number of components and in the parameters that
+move. A flow transforms a normal, and dynamics move a mixture along the gradient of f.
 """
 
 import abc
@@ -25,36 +25,17 @@ from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
 from kexpfam.model.spaces import spread_rows
 
-__all__ = [
-    "FAMILIES",
-    "AbstractDual",
-    "DynamicsDual",
-    "FlowDual",
-    "Leapfrog",
-    "MixtureDual",
-    "PathwiseDraws",
-    "held",
-    "kernel_density",
-]
+__all__ = ["FAMILIES", "AbstractDual", "DynamicsDual", "FlowDual", "MixtureDual", "PathwiseDraws"]
 
-COMPONENTS = 32
-# Fewer points per component than this, and the start of a mixture is noise.
-POINTS_PER_COMPONENT = 5
-PARTICLES = 256
-# Bandwidths of a kernel density estimate that are tried, in standard deviations of the data; points that judge them.
-BANDWIDTHS = np.geomspace(0.02, 1.0, 24)
-JUDGES = 1000
-# Knots of the splines, and the half-width of the interval (in standard deviations) that they bend.
-KNOTS, SPLINE_INTERVAL = 8, 4.0
-LEAPFROGS, FIRST_STEP = 5, 0.05
-# Momenta over which the marginal density of dynamics is averaged, and points at which that is done at a time.
-MOMENTA, POINTS_AT_A_TIME = 64, 256
+Family = Callable[[np.ndarray, Tilt, Key[Array, ""]], "AbstractDual"]
+Points = Float[Array, "b d"]
 
 
 class PathwiseDraws(NamedTuple):
-    """Weighted draws: ``sum_i shares_i h(points_i)`` is an unbiased estimate of ``E_q[h]``, with its gradient.
+    """Weighted draws: ``sum_i shares_i h(points_i)`` is an unbiased estimate of ``E_q[h]`` and its gradient.
 
-    ``log_density`` is log q at each draw; in an augmented space, that of the joint less that of the standard normal momentum.
+    ``log_density`` is log q at each draw; in an augmented space it is the log density of position and
+    momentum less that of the standard normal momentum.
     """
 
     points: Float[Array, "b d"]
@@ -63,26 +44,26 @@ class PathwiseDraws(NamedTuple):
 
 
 class AbstractDual(AbstractMeasure):
-    """A trainable law."""
+    """A trainable distribution."""
 
     @abc.abstractmethod
     def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
         """Return about ``count`` weighted draws, differentiable in the parameters."""
 
     def following(self, tilt: Tilt) -> "AbstractDual":
-        """Return the dual for the current f: itself, unless its draws are made with f."""
+        """Return the dual for the current f; only duals whose draws depend on f differ."""
         return self
 
 
-def held(tree: Any) -> Any:
-    """Return the tree with arrays that no gradient flows through."""
+def stop_gradients(tree: Any) -> Any:
+    """Return the tree with gradients of its arrays stopped."""
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
 
 
 class MixtureDual(AbstractDual):
-    """``sum_k softmax(logits)_k N(means_k, L_k L_k^T)``; with ``only_weights`` the components stay where they are.
+    """``sum_k softmax(logits)_k N(means_k, L_k L_k^T)``; with ``only_weights`` the components are fixed.
 
-    ``factors`` hold the lower triangles of the L_k, with the logarithms of their diagonals.
+    ``factors`` are the lower triangles of the L_k, with the logarithms of their diagonals.
     """
 
     logits: Float[Array, " k"]
@@ -92,7 +73,7 @@ class MixtureDual(AbstractDual):
 
     @classmethod
     def of(cls, mixture: Mixture, *, only_weights: bool = False) -> "MixtureDual":
-        """Return the dual that starts as this mixture."""
+        """Return the dual with the parameters of a mixture."""
         choleskys = jnp.asarray(mixture.choleskys)
         diagonals = jnp.log(jnp.diagonal(choleskys, axis1=1, axis2=2))
         factors = jnp.tril(choleskys, -1) + diagonals[:, :, None] * jnp.eye(choleskys.shape[1])
@@ -100,8 +81,10 @@ class MixtureDual(AbstractDual):
 
     @property
     def mixture(self) -> Mixture:
-        """Return the law by its weights and factors."""
-        means, factors = held((self.means, self.factors)) if self.only_weights else (self.means, self.factors)
+        """Return the mixture."""
+        means, factors = self.means, self.factors
+        if self.only_weights:
+            means, factors = stop_gradients((means, factors))
         scales = jnp.exp(jnp.diagonal(factors, axis1=1, axis2=2))
         choleskys = jnp.tril(factors, -1) + scales[:, :, None] * jnp.eye(means.shape[1])
         return Mixture.of(jax.nn.log_softmax(self.logits), means, choleskys)
@@ -113,7 +96,7 @@ class MixtureDual(AbstractDual):
         return self.mixture.sample(count, key=key)
 
     def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
-        # As many draws of every component, weighted: then the choice of a component needs no gradient.
+        # Each component has equally many weighted draws, so that no gradient of a random choice is needed.
         mixture = self.mixture
         components, dim = mixture.means.shape
         each = max(count // components, 1)
@@ -121,8 +104,8 @@ class MixtureDual(AbstractDual):
         points = mixture.means[:, None] + jnp.einsum("kij,knj->kni", mixture.choleskys, noise)
         points = points.reshape(components * each, dim)
         shares = jnp.repeat(jnp.exp(mixture.log_weights) / each, each)
-        # The gradient of log q through the points alone: what it leaves out has mean zero, and noise.
-        return PathwiseDraws(points, shares, held(mixture).log_density(points))
+        # The gradient of log q passes through the points only: the rest has mean zero and adds noise.
+        return PathwiseDraws(points, shares, stop_gradients(mixture).log_density(points))
 
     @property
     def _numbers_per_row(self) -> int:
@@ -130,24 +113,34 @@ class MixtureDual(AbstractDual):
 
 
 class FlowDual(AbstractDual):
-    """A normal bent by rational-quadratic splines, each coordinate's by a network of those before it; cannot be stored."""
+    """An autoregressive flow of rational-quadratic splines from a normal; it cannot be stored."""
 
     flow: Any
 
     @classmethod
-    def draw(cls, dim: int, *, layers: int = 4, width: int = 32, key: Key[Array, ""]) -> "FlowDual":
-        """Return a flow that is close to the standard normal."""
+    def draw(
+        cls,
+        dim: int,
+        *,
+        layers: int = 4,
+        width: int = 32,
+        knots: int = 8,
+        interval: float = 4.0,
+        key: Key[Array, ""],
+    ) -> "FlowDual":
+        """Return a flow near the standard normal, with splines on ``interval`` standard deviations."""
         try:
             from flowjax.bijections import RationalQuadraticSpline
             from flowjax.distributions import Normal
             from flowjax.flows import masked_autoregressive_flow
         except ImportError:
             raise ImportError('family="flow" needs flowjax: pip install "kexpfam[flows]".') from None
-        # invert=False: drawing is one pass, which is what training does; the density of other points costs one per coordinate.
+        # invert=False: draws, which training needs, cost one pass; the density of other points one per
+        # coordinate.
         flow = masked_autoregressive_flow(
             key,
             base_dist=Normal(jnp.zeros(dim)),
-            transformer=RationalQuadraticSpline(knots=KNOTS, interval=SPLINE_INTERVAL),
+            transformer=RationalQuadraticSpline(knots=knots, interval=interval),
             flow_layers=layers,
             nn_width=width,
             invert=False,
@@ -166,31 +159,25 @@ class FlowDual(AbstractDual):
 
 
 class Leapfrog(eqx.Module):
-    r"""The dynamics of ``log p0 + f`` in position and momentum, by steps that keep volume and can be run backwards.
+    r"""Leapfrog steps of ``log p0 + f`` in position and momentum; they preserve volume and are reversible.
 
-    One step is :math:`v \mathrel{+}= \tfrac{\epsilon}{2} \nabla, \; x \mathrel{+}= \epsilon v, \; v \mathrel{+}=
-    \tfrac{\epsilon}{2} \nabla` with the gradient of :math:`\log p_0 + f` at the current x.
+    One step is :math:`v \mathrel{+}= \tfrac{\epsilon}{2} \nabla, \; x \mathrel{+}= \epsilon v, \; v
+    \mathrel{+}= \tfrac{\epsilon}{2} \nabla` with the gradient of :math:`\log p_0 + f` at the current x.
     """
 
     tilt: Tilt
     log_sizes: Float[Array, "l d"]
 
-    def __call__(
-        self, x: Float[Array, "b d"], v: Float[Array, "b d"]
-    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+    def __call__(self, x: Points, v: Points) -> tuple[Points, Points]:
         """Return position and momentum at the end."""
         return self._carry(x, v, jnp.exp(self.log_sizes))
 
-    def back(
-        self, x: Float[Array, "b d"], v: Float[Array, "b d"]
-    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
-        """Return where position and momentum came from: the same steps, last one first, with the momentum reversed."""
+    def back(self, x: Points, v: Points) -> tuple[Points, Points]:
+        """Return position and momentum at the start, by the reversed steps with reversed momentum."""
         x, v = self._carry(x, -v, jnp.exp(self.log_sizes[::-1]))
         return x, -v
 
-    def _carry(
-        self, x: Float[Array, "b d"], v: Float[Array, "b d"], sizes: Float[Array, "l d"]
-    ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
+    def _carry(self, x: Points, v: Points, sizes: Float[Array, "l d"]) -> tuple[Points, Points]:
         def step(state: Any, size: Float[Array, " d"]) -> tuple[Any, None]:
             x, v = state
             v = v + 0.5 * size * self._force(x)
@@ -199,40 +186,42 @@ class Leapfrog(eqx.Module):
 
         return jax.lax.scan(step, (x, v), sizes)[0]
 
-    def _force(self, x: Float[Array, "b d"]) -> Float[Array, "b d"]:
-        def log_unnormalised(x: Float[Array, "b d"]) -> Float[Array, ""]:
+    def _force(self, x: Points) -> Points:
+        def log_unnormalised(x: Points) -> Float[Array, ""]:
             inside = self.tilt.base.fold(x)
-            return jnp.sum(
-                self.tilt.f(inside, jnp.zeros((x.shape[0], 0))) + self.tilt.base.log_density(inside)
-            )
+            f = self.tilt.f(inside, jnp.zeros((x.shape[0], 0)))
+            return jnp.sum(f + self.tilt.base.log_density(inside))
 
         return jax.grad(log_unnormalised)(x)
 
 
 class DynamicsDual(AbstractDual):
-    r"""Draws of a start with normal momenta, carried by learned leapfrog steps of f itself (adversarial dynamics embedding).
+    r"""Draws with normal momenta, moved by learned leapfrog steps of f (adversarial dynamics embedding).
 
-    Its density is tractable on positions and momenta: :math:`q(x, v) = q_0(x_0) N(v_0)`, since the steps keep volume. The KL
-    term is the joint one, :math:`KL(q(x, v) \,\|\, p_0(x) N(v)) \ge KL(q(x) \,\|\, p_0(x))`. That of the position alone is
+    The steps preserve volume, so that the density of position and momentum is :math:`q(x, v) = q_0(x_0)
+    N(v_0)`. The KL term is the joint one, :math:`KL(q(x, v) \,\|\, p_0(x) N(v)) \ge KL(q(x) \,\|\, p_0(x))`.
+    The density of the position is
 
     .. math:: q(x) = E_{v \sim N(0, I)} [ q(x, v) / N(v) ],
 
-    averaged here over fixed momenta: exact where q(x, v) = q(x) N(v), which the joint KL drives to, and unbiased elsewhere.
+    averaged over ``momenta`` fixed momenta: exact if q(x, v) = q(x) N(v), as at the optimum of the joint KL,
+    and unbiased otherwise.
     """
 
     start: MixtureDual
     leapfrog: Leapfrog
+    momenta: int = eqx.field(default=64, static=True)
 
     def following(self, tilt: Tilt) -> "DynamicsDual":
         return eqx.tree_at(lambda dual: dual.leapfrog.tilt, self, tilt)
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         x = jnp.asarray(x)
-        values = jax.lax.map(self._log_density_at, x.reshape(-1, x.shape[-1]), batch_size=POINTS_AT_A_TIME)
+        values = jax.lax.map(self._log_density_at, x.reshape(-1, x.shape[-1]), batch_size=256)
         return values.reshape(x.shape[:-1])
 
     def _log_density_at(self, x: Float[Array, " d"]) -> Float[Array, ""]:
-        momenta = jnp.asarray(fixed_momenta(x.size), x.dtype)
+        momenta = jnp.asarray(fixed_momenta(x.size, self.momenta), x.dtype)
         x0, v0 = self.leapfrog.back(jnp.broadcast_to(x, momenta.shape), momenta)
         log_ratios = self.start.log_density(x0) + _log_normal(v0) - _log_normal(momenta)
         return logsumexp(log_ratios) - jnp.log(len(momenta))
@@ -246,26 +235,40 @@ class DynamicsDual(AbstractDual):
         start_key, momentum_key = jr.split(key)
         start = self.start.pathwise_draws(count, key=start_key)
         v0 = jr.normal(momentum_key, start.points.shape, start.points.dtype)
-        x, v = eqx.tree_at(lambda steps: steps.tilt, self.leapfrog, replace_fn=held)(start.points, v0)
+        x, v = eqx.tree_at(lambda steps: steps.tilt, self.leapfrog, replace_fn=stop_gradients)(
+            start.points, v0
+        )
         return PathwiseDraws(x, start.shares, start.log_density + _log_normal(v0) - _log_normal(v))
 
 
 @functools.cache
-def fixed_momenta(dim: int) -> np.ndarray:
-    """Return quasi-random draws of the standard normal, the same ones always."""
+def fixed_momenta(dim: int, count: int) -> np.ndarray:
+    """Return quasi-random draws of the standard normal from a fixed seed."""
     from scipy.stats import qmc  # slow to import
 
-    return scipy.special.ndtri(qmc.Sobol(dim, seed=0).random(MOMENTA))
+    return scipy.special.ndtri(qmc.Sobol(dim, seed=0).random(count))
 
 
 def _log_normal(v: Float[Array, "n d"]) -> Float[Array, " n"]:
     return -0.5 * (jnp.sum(v**2, -1) + v.shape[-1] * LOG_TWO_PI)
 
 
-def kernel_density(data: np.ndarray, *, most: int, seed: int) -> Mixture:
-    """Return equal normals around at most ``most`` of the points, as wide as the other points like best."""
-    judges = data[np.random.default_rng(seed).permutation(len(data))[:JUDGES]]
-    bandwidth = BANDWIDTHS[int(np.argmax(np.asarray(_left_out_scores(judges, BANDWIDTHS))))]
+def kernel_density(
+    data: np.ndarray,
+    *,
+    most: int = 256,
+    bandwidths: tuple[float, float, int] = (0.02, 1.0, 24),
+    judges: int = 1000,
+    seed: int,
+) -> Mixture:
+    """Return equal normals around at most ``most`` points; the bandwidth is by leave-one-out likelihood.
+
+    ``bandwidths`` are the smallest, the largest and the number of the candidates, in standard deviations of
+    the data; ``judges`` is the number of points that they are compared on.
+    """
+    candidates = np.geomspace(*bandwidths)
+    judged = data[np.random.default_rng(seed).permutation(len(data))[:judges]]
+    bandwidth = candidates[int(np.argmax(np.asarray(_left_out_scores(judged, candidates))))]
     centres = data[spread_rows(data, most, seed=seed)]
     factors = np.broadcast_to(bandwidth * np.eye(data.shape[1]), (len(centres), data.shape[1], data.shape[1]))
     return Mixture.of(np.full(len(centres), -np.log(len(centres))), centres, factors)
@@ -273,7 +276,7 @@ def kernel_density(data: np.ndarray, *, most: int, seed: int) -> Mixture:
 
 @eqx.filter_jit
 def _left_out_scores(points: Float[AnyArray, "n d"], bandwidths: Float[AnyArray, " h"]) -> Float[Array, " h"]:
-    """Return the leave-one-out log likelihood of the kernel density estimate at each bandwidth, up to a constant."""
+    """Return the leave-one-out log likelihood of a kernel density estimate by bandwidth, up to a constant."""
     count, dim = points.shape
     squared = jnp.sum(jnp.square(points[:, None] - points), 2) + jnp.diag(jnp.full(count, jnp.inf))
     score = lambda h: jnp.mean(logsumexp(-0.5 * squared / h**2)) - dim * jnp.log(h)
@@ -286,21 +289,25 @@ def _gaussian(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
 
 
 def _particles(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
-    return MixtureDual.of(kernel_density(data, most=PARTICLES, seed=seed_from(key)), only_weights=True)
+    return MixtureDual.of(kernel_density(data, seed=seed_from(key)), only_weights=True)
 
 
-def _mixture(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
-    components = max(1, min(COMPONENTS, len(data) // POINTS_PER_COMPONENT))
+def _mixture(
+    data: np.ndarray, tilt: Tilt, key: Key[Array, ""], *, most: int = 32, points_per_component: int = 5
+) -> MixtureDual:
+    components = max(1, min(most, len(data) // points_per_component))
     return MixtureDual.of(fit_mixture(data, MixtureShape(components, diagonal=False), seed=seed_from(key)))
 
 
-def _dynamics(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> DynamicsDual:
-    log_sizes = jnp.full((LEAPFROGS, data.shape[1]), jnp.log(FIRST_STEP))
+def _dynamics(
+    data: np.ndarray, tilt: Tilt, key: Key[Array, ""], *, steps: int = 5, first_size: float = 0.05
+) -> DynamicsDual:
+    log_sizes = jnp.full((steps, data.shape[1]), jnp.log(first_size))
     return DynamicsDual(_mixture(data, tilt, key), Leapfrog(tilt, log_sizes))
 
 
-# The one place where a name becomes a family: its dual at the start, from the data (in model units), the first f, and a key.
-FAMILIES: dict[str, Callable[[np.ndarray, Tilt, Key[Array, ""]], AbstractDual]] = {
+# The registry of families: the initial dual from the data (in model units), the first f, and a key.
+FAMILIES: dict[str, Family] = {
     "particles": _particles,
     "gaussian": _gaussian,
     "mixture": _mixture,

@@ -1,10 +1,10 @@
-"""Algorithms 1, 2 and 3 of the paper as printed: stochastic functional gradients for f and nu inside descent of the transport.
+"""Algorithms 1, 2 and 3 of the paper as printed: stochastic functional gradients of f and nu.
 
-A function is held as its space holds it. In the space of kernel expansions a step adds one term per draw (Algorithm 2); in
-a space of random features the same step moves the weights (Algorithm 3, ``paper.random_features``).
+They alternate with gradient steps of the transport. In the space of kernel expansions a step adds a term per
+draw (Algorithm 2); in a space of random features the same step moves the weights (Algorithm 3).
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key, ScalarLike
+from jaxtyping import Array, ArrayLike, Float, Int, Key, ScalarLike
 
-from kexpfam.fit.dde import begin, finish, pose
-from kexpfam.fit.distil import Distillation
-from kexpfam.fit.loop import run, scan, stepped
-from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
+from kexpfam.data.sample import AnyArray
+from kexpfam.fit.dde import SaddleSolver, saddle_problem
+from kexpfam.fit.loop import Run, run, scan, stepped
+from kexpfam.fit.problem import Problem, Solution, Watchers
 from kexpfam.fit.saddle import (
-    Batch,
-    Point,
+    SaddleBatch,
+    SaddlePoint,
     SaddleProblem,
     carry,
     draw_batch,
@@ -29,36 +29,132 @@ from kexpfam.fit.saddle import (
     saddle_terms,
 )
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.model.kernels import AbstractKernel, AbstractStationary
 from kexpfam.model.networks import Residual
-from kexpfam.model.spaces import Constant, FeatureSpace
-from kexpfam.paper.expansions import Expansion, Expansions, Member, kernel_span
-from kexpfam.progress import Listener
+from kexpfam.model.spaces import (
+    AbstractFunctionSpace,
+    Constant,
+    FeatureSpace,
+    KernelSpan,
+    RandomFeatures,
+    in_chunks,
+    spread_rows,
+)
+from kexpfam.settings import check_at_least
 
-__all__ = ["AscentHealth", "AscentState", "FunctionalAscent", "FunctionalGradient", "climbed"]
+__all__ = ["Expansion", "Expansions", "FunctionalAscent", "FunctionalGradient", "RandomFeatureGradient"]
+
+# Kernel values in memory at a time where an expansion is evaluated at many points.
+NUMBERS_PER_CHUNK = 8_000_000
+
+Scalar = float | Float[AnyArray, ""]
+Rows = Float[AnyArray, "b d"]
+Conditions = Float[AnyArray, "b p"] | None
+Values = Float[AnyArray, " b"]
 
 
-class AscentHealth(NamedTuple):
-    """The terms of the saddle function that cost no more than a batch, after a step."""
+class Expansion(eqx.Module):
+    """``sum_j coefficients_j k(centres_j, .)`` in a fixed number of slots; empty slots have coefficient 0.
+
+    New terms fill the slots after the first ``kept`` ones, in the end those of the oldest terms.
+    """
+
+    centres: Float[Array, "m d"]
+    coefficients: Float[Array, " m"]
+    written: Int[Array, ""]
+    kept: int = eqx.field(static=True)
+
+    @classmethod
+    def starting(cls, centres: ArrayLike, coefficients: ArrayLike, *, slots: int) -> "Expansion":
+        """Return the expansion with these terms, which are kept, and ``slots`` empty slots."""
+        centres, coefficients = jnp.asarray(centres), jnp.asarray(coefficients)
+        padded = jnp.concatenate([centres, jnp.zeros((slots, centres.shape[1]), centres.dtype)])
+        return cls(padded, jnp.concatenate([coefficients, jnp.zeros(slots)]), jnp.array(0), len(centres))
+
+
+class Expansions(AbstractFunctionSpace):
+    """The space of finite expansions of a kernel."""
+
+    kernel: AbstractKernel
+
+    def evaluate(self, f: Expansion, target: Rows, condition: Conditions) -> Float[Array, " b"]:
+        return self.kernel.gram(target.astype(f.centres.dtype), f.centres) @ f.coefficients
+
+    def squared_norm(self, f: Expansion) -> Float[Array, ""]:
+        return f.coefficients @ self.kernel.gram(f.centres, f.centres) @ f.coefficients
+
+    def stepped(
+        self, f: Expansion, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
+    ) -> Expansion:
+        slots = f.coefficients.size - f.kept
+        places = f.kept + (f.written + jnp.arange(coefficients.size)) % slots
+        return Expansion(
+            f.centres.at[places].set(target.astype(f.centres.dtype)),
+            (shrinkage * f.coefficients).at[places].set(coefficients),
+            f.written + coefficients.size,
+            f.kept,
+        )
+
+    def projected(self, f: Expansion, *, most: int, seed: int) -> tuple[KernelSpan, np.ndarray]:
+        """Return the projection of f onto at most ``most`` of its centres: a span, and f's weights there."""
+        live = np.flatnonzero(np.asarray(f.coefficients))
+        centres = np.asarray(f.centres)[live if live.size else slice(1)]
+        span = KernelSpan.build(self.kernel, centres[spread_rows(centres, most, seed=seed)])
+        # The features are orthonormal: f's weights are <f, feature>, by the reproducing property values of f.
+        return span, self.values(f, span.centres) @ span.whitening
+
+    def values(self, f: Expansion, points: AnyArray) -> np.ndarray:
+        """Return f at many points, in chunks of constant memory."""
+        rows_per_chunk = max(1, NUMBERS_PER_CHUNK // f.coefficients.size)
+        return in_chunks(lambda rows: self.evaluate(f, rows, None), points, rows_per_chunk=rows_per_chunk)
+
+
+class SpaceFunction(eqx.Module):
+    """A callable function of a space: a nu with weights instead of a network."""
+
+    space: AbstractFunctionSpace
+    f: Any
+
+    def __call__(self, x: Float[Array, "b d"], condition: Float[Array, "b p"]) -> Float[AnyArray, " b"]:
+        return self.space.evaluate(self.f, x, condition)
+
+    def stepped(
+        self, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
+    ) -> "SpaceFunction":
+        """Return ``shrinkage`` times this function plus kernels at the targets."""
+        f = self.space.stepped(self.f, shrinkage, target, condition, coefficients)
+        return SpaceFunction(self.space, f)
+
+
+def kernel_span(problem: Problem) -> KernelSpan:
+    """Return the problem's space of f as the span of a kernel; raise ``ValueError`` if it is none."""
+    if not isinstance(problem.space.target, KernelSpan):
+        raise ValueError("this solver works with the kernel itself: leave space at 'nystrom' or 'full'.")
+    return problem.space.target
+
+
+class FunctionalHealth(NamedTuple):
+    """Terms of the saddle function after a step, except the penalty, which costs more than a batch."""
 
     data_fit: Float[Array, ""]
     model_fit: Float[Array, ""]
     kl_dual: Float[Array, ""]
 
 
-class AscentState(eqx.Module):
+class FunctionalState(eqx.Module):
     """The players; ``step`` counts updates of the transport."""
 
-    point: Point
+    point: SaddlePoint
     step: Int[Array, ""]
 
 
 class FunctionalAscent(eqx.Module):
     r"""Settings of Algorithm 1: for each step of the transport, ``ascents`` steps of f and nu.
 
-    The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and :math:`\rho_l = \rho / \sqrt{1 + l / h}` for the
-    transport, with :math:`\tau` = ``rate``, :math:`\rho` = ``transport_rate`` and h = ``horizon``; those of nu are ``nu_speed``
-    times f's, in the paper 1. f and nu go on from where they were when the transport has moved. Gradients of the transport
-    are clipped by their norm.
+    The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and :math:`\rho_l = \rho / \sqrt{1 + l /
+    h}` for the transport, with :math:`\tau` = ``rate``, :math:`\rho` = ``transport_rate`` and h =
+    ``horizon``; those of nu are ``nu_speed`` times f's, in the paper 1. f and nu continue after a move of the
+    transport. Gradients of the transport are clipped by their norm.
     """
 
     rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
@@ -74,47 +170,67 @@ class FunctionalAscent(eqx.Module):
     def __check_init__(self) -> None:
         check_at_least(self, 1, "ascents", "batch_size", "width", "depth")
 
-    def init(self, problem: SaddleProblem, f: Any, nu: Member, *, key: Key[Array, ""]) -> AscentState:
-        """Return the start: given f and nu, and a transport that carries noise to itself."""
+    @classmethod
+    def cold(cls) -> "FunctionalAscent":
+        """Return the settings for a start at f = 0.
+
+        f must be slow enough for the sampler to follow, and nu fast enough to restrain the sampler: with the
+        paper's single step size f overtakes the sampler and does not return.
+        """
+        rates: Any = {"rate": 0.03, "nu_speed": 30.0, "transport_rate": 0.1, "horizon": 10_000.0}
+        return cls(**rates, batch_size=32, ascents=2)
+
+    def init(
+        self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: Key[Array, ""]
+    ) -> FunctionalState:
+        """Return the start: the given f and nu, and the identity transport."""
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         transport = Residual.draw(dim, condition_dim, width=self.width, depth=self.depth, key=key)
-        return AscentState(Point(f, nu, transport), jnp.array(0))
+        return FunctionalState(SaddlePoint(f, nu, transport), jnp.array(0))
 
-    def answer(self, state: AscentState) -> Point:
-        """Return the players that are kept: the last ones, as printed."""
+    def answer(self, state: FunctionalState) -> SaddlePoint:
+        """Return the result of a run: the last players, as printed."""
         return state.point
 
     def step(
-        self, problem: SaddleProblem, state: AscentState, *, key: Key[Array, ""]
-    ) -> tuple[AscentState, AscentHealth]:
+        self, problem: SaddleProblem, state: FunctionalState, *, key: Key[Array, ""]
+    ) -> tuple[FunctionalState, FunctionalHealth]:
         """Return the state after ``ascents`` steps of f and nu and one step of the transport."""
         draw = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
         batches = draw(jr.split(key, self.ascents + 1))
         first = state.step * self.ascents
         rates = self.rate / jnp.sqrt(1.0 + (first + jnp.arange(self.ascents)) / self.horizon)
-        climb = lambda point, inputs: (climbed(problem, point, *inputs, nu_speed=self.nu_speed), None)
-        point, _ = scan(climb, state.point, (jax.tree.map(lambda rows: rows[:-1], batches), rates))
+        ascend = lambda point, inputs: (
+            functional_step(problem, point, *inputs, nu_speed=self.nu_speed),
+            None,
+        )
+        point, _ = scan(ascend, state.point, (jax.tree.map(lambda rows: rows[:-1], batches), rates))
         last = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = player_gradient(problem, point, last, lambda point: point.transport)
         stride = self.transport_rate / jnp.sqrt(1.0 + state.step / self.horizon)
         stride = stride * jnp.minimum(1.0, self.clip / jnp.maximum(optax.tree.norm(gradient), 1e-12))
         point = eqx.tree_at(lambda p: p.transport, point, stepped(point.transport, gradient, -stride))
         terms = saddle_terms(point, problem, last)
-        return AscentState(point, state.step + 1), AscentHealth(
-            terms.data_fit, terms.model_fit, terms.kl_dual
-        )
+        health = FunctionalHealth(terms.data_fit, terms.model_fit, terms.kl_dual)
+        return FunctionalState(point, state.step + 1), health
 
 
-def climbed(
-    problem: SaddleProblem, point: Point, batch: Batch, rate: Float[Array, ""], *, nu_speed: ScalarLike = 1.0
-) -> Point:
+def functional_step(
+    problem: SaddleProblem,
+    point: SaddlePoint,
+    batch: SaddleBatch,
+    rate: Float[Array, ""],
+    *,
+    nu_speed: ScalarLike = 1.0,
+) -> SaddlePoint:
     r"""Return the players after one stochastic functional gradient step of f and nu.
 
     .. math::
-        f_{k+1} = (1 - \eta \tau_k) f_k + \tau_k \bigl( k(x, \cdot) - k(g(\xi), \cdot) \bigr), \quad
-        \nu_{k+1} = \nu_k + \tfrac{\tau_k}{\lambda} \bigl( k(g(\xi), \cdot) - e^{\nu_k(x')} k(x', \cdot) \bigr),
+        f_{k+1} &= (1 - \eta \tau_k) f_k + \tau_k \bigl( k(x, \cdot) - k(g(\xi), \cdot) \bigr), \\
+        \nu_{k+1} &= \nu_k
+            + \tfrac{\tau_k}{\lambda} \bigl( k(g(\xi), \cdot) - e^{\nu_k(x')} k(x', \cdot) \bigr),
 
-    as means over the batch, with the steps of nu ``nu_speed`` times as long. Equation ledger: ``DDE-FUNCTIONAL``.
+    as means over the batch, with steps of nu scaled by ``nu_speed``. Equation ledger: ``DDE-FUNCTIONAL``.
     """
     condition = jnp.asarray(batch.data.condition)
     moved = carry(problem, point.transport, batch.noise, condition)
@@ -125,108 +241,129 @@ def climbed(
     masses = jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights)
     rows, weighted = jnp.concatenate([moved, batch.base]), jnp.concatenate([share, -share * masses])
     nu = point.nu.stepped(1.0, rows, both, jnp.asarray(nu_speed) / problem.inverse_temperature * weighted)
-    return Point(f, nu, point.transport)
+    return SaddlePoint(f, nu, point.transport)
 
 
-# Next to the solution steps are small. From f = 0, f must be slow enough for the sampler to follow, and nu fast enough to hold
-# the sampler back: with the paper's single step size f runs ahead of the sampler and does not return.
-WARM = FunctionalAscent()
-COLD = FunctionalAscent(
-    rate=0.03, nu_speed=30.0, transport_rate=0.1, horizon=10_000.0, batch_size=32, ascents=2
-)
-# All steps together cost as much as the square of their number.
-WARM_STEPS, COLD_STEPS = 50, 500
+class FunctionalSolver(SaddleSolver):
+    """Base class of Algorithms 2 and 3; ``ascent`` has the step sizes, batches and steps of f and nu."""
+
+    ascent: FunctionalAscent | None = None
+
+    records: ClassVar[tuple[str, ...]] = FunctionalHealth._fields
+
+    @property
+    def used_ascent(self) -> FunctionalAscent:
+        """Return the settings of the steps; next to the solution they are small."""
+        return self.ascent or (FunctionalAscent() if self.warm_start else FunctionalAscent.cold())
+
+    def players(
+        self,
+        posed: SaddleProblem,
+        f: Any,
+        nu: Any,
+        *,
+        keys: tuple[Key[Array, ""], Key[Array, ""]],
+        **watchers: Unpack[Watchers],
+    ) -> tuple[SaddlePoint, Run]:
+        """Return the players at the end of all steps from f and nu, and the run."""
+        ascent, (init_key, run_key) = self.used_ascent, keys
+        state = ascent.init(posed, f, SpaceFunction(posed.space, nu), key=init_key)
+        options: Any = {"steps": self.step_count, "stage": "saddle point", **watchers}
+        outcome = run(posed, ascent, state, key=run_key, **options)
+        return ascent.answer(outcome.state), outcome
 
 
-class FunctionalGradient(Solver):
+class FunctionalGradient(FunctionalSolver):
     """Algorithms 1 and 2: f and nu as kernel expansions that grow by the draws of every step.
 
-    In the end f is projected onto some of its own centres; the fact ``projection_error`` is the largest change at a training
-    point, in nats. ``ascent=FunctionalAscent(nu_speed=1.0)`` is the paper's scheme verbatim.
+    At the end f is projected onto some of its own centres; the fact ``projection_error`` is the largest
+    change at a training point, in nats. ``ascent=FunctionalAscent(nu_speed=1.0)`` is the paper's scheme.
+    ``steps`` are updates of the transport; the cost of all steps is quadratic in their number. By default
+    there are 500, from a warm start 50.
 
     Parameters
     ----------
-    steps : int or None
-        Updates of the transport; by default 500, from a warm start 50.
-    ascent : FunctionalAscent or None
-        Step sizes, batches, and steps of f and nu for each of the transport.
     budget : int or None
-        Terms that an expansion has room for; when it is full the oldest are overwritten, but never the warm start's. None
-        is room for all of them.
+        Slots of an expansion; when they are full the oldest terms are overwritten, except those of the warm
+        start. None has room for all terms.
     centres : int
-        Centres that f is projected onto in the end, at most.
-    warm_start : bool
-        Begin at the convex optimum and a law distilled from it.
-    polish : bool
-        Replace the f that was found by the convex optimum on its centres.
-    distillation : Distillation
-        How a warm start's law is distilled.
+        Centres that f is projected onto at the end, at most.
     """
 
-    steps: int | None = None
-    ascent: FunctionalAscent | None = None
     budget: int | None = None
     centres: int = 400
-    warm_start: bool = False
-    polish: bool = False
-    distillation: Distillation = Distillation()
 
-    records: ClassVar[tuple[str, ...]] = AscentHealth._fields
+    default_steps: ClassVar[tuple[int, int]] = (500, 50)
 
     def __check_init__(self) -> None:
         check_at_least(self, 1, "centres")
-        if self.steps is not None:
-            check_at_least(self, 0, "steps")
-        fewest = 2 * self._ascent.batch_size
+        fewest = 2 * self.used_ascent.batch_size
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
-        span, ascent = kernel_span(problem), self._ascent
+        span = kernel_span(problem)
         space = Expansions(span.kernel)
-        weights, reference = begin(
-            problem, warm_start=self.warm_start, distillation=self.distillation, key=start_key
-        )
+        weights, reference = self.start(problem, key=start_key)
         empty = jnp.zeros((0, problem.sample.target.shape[1])), jnp.zeros(0)
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
         f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
-        posed = pose(problem, reference, space)
-        state = ascent.init(posed, f, Member(space, nu), key=init_key)
-        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
-        outcome = run(posed, ascent, state, steps=self._steps, key=run_key, **options)
-        answer = ascent.answer(outcome.state)
+        posed = saddle_problem(problem, reference, space)
+        answer, outcome = self.players(posed, f, nu, keys=(init_key, run_key), **watchers)
         found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
-        flags = {"warm_start": self.warm_start, "polished": self.polish}
-        solution = finish(found, projected, answer.transport, reference, outcome, **flags, keys=keys)
+        solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
         return solution._replace(facts=solution.facts | {"projection_error": error})
 
     @property
-    def _ascent(self) -> FunctionalAscent:
-        return self.ascent or (WARM if self.warm_start else COLD)
-
-    @property
-    def _steps(self) -> int:
-        return (WARM_STEPS if self.warm_start else COLD_STEPS) if self.steps is None else self.steps
-
-    @property
     def _slots(self) -> int:
-        grown = 2 * self._ascent.batch_size * self._ascent.ascents * max(self._steps, 1)
+        ascent = self.used_ascent
+        grown = 2 * ascent.batch_size * ascent.ascents * max(self.step_count, 1)
         return grown if self.budget is None else min(self.budget, grown)
 
     def _projected(
         self, problem: Problem, space: Expansions, f: Expansion, *, seed: int
     ) -> tuple[Problem, np.ndarray, float]:
-        """Return the problem on some of f's centres, f's weights there, and how far they are from f at the data."""
+        """Return the problem on some of f's centres, f's weights there, and the largest error at the data."""
         span, weights = space.projected(f, most=self.centres, seed=seed)
         found, data = problem.within(FeatureSpace(Constant(), span)), np.asarray(problem.sample.target)
         error = np.abs(space.values(f, data) - found.tilt(weights).values(data))
         return found, weights, float(error.max())
+
+
+class RandomFeatureGradient(FunctionalSolver):
+    r"""Algorithms 1 and 3: :math:`f = \beta_f^\top \Phi` and :math:`\nu = \beta_\nu^\top \Phi`.
+
+    The penalty is :math:`\tfrac{\eta}{2} |\beta_f|^2`, the steps are decaying stochastic gradients, and
+    :math:`\Phi` are ``2 * count`` random features of the problem's kernel. The default is 3,000 steps, from a
+    warm start 50.
+    """
+
+    count: int = 300
+
+    default_steps: ClassVar[tuple[int, int]] = (3000, 50)
+
+    def __check_init__(self) -> None:
+        check_at_least(self, 1, "count")
+
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+        """Return f in a space of random features, the sampler, and the trace of the steps."""
+        features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
+        span = spectral_features(problem, self.count, key=features_key)
+        problem = problem.within(FeatureSpace(problem.space.condition, span))
+        weights, reference = self.start(problem, key=start_key)
+        posed, nu = saddle_problem(problem, reference, problem.space), jnp.zeros_like(weights)
+        answer, outcome = self.players(posed, weights, nu, keys=(init_key, run_key), **watchers)
+        return self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
+
+
+def spectral_features(problem: Problem, count: int, *, key: Key[Array, ""]) -> RandomFeatures:
+    """Return ``2 * count`` random features of the problem's kernel."""
+    kernel = kernel_span(problem).kernel
+    if not isinstance(kernel, AbstractStationary):
+        name = type(kernel).__name__
+        raise ValueError(
+            f"random features are drawn from the spectrum of a stationary kernel; a {name} has none."
+        )
+    return RandomFeatures.draw(kernel, problem.sample.target.shape[1], count=count, key=key)

@@ -1,9 +1,10 @@
-"""Which of a run's iterates is its answer: wrappers of any step solver, which they drive without changing its path.
+"""Rules that choose the result of a run among its iterates, as wrappers of a step solver.
 
-A step solver has ``init``, ``step``, ``schedule(step)``, the relative size of a step, and ``answer(state)``, the point that a
-run hands back; its states have ``point`` and ``step``. A wrapper has the same, so that it goes wherever a step solver does.
+A step solver has ``init``, ``step``, ``schedule(step)`` (the relative size of a step) and ``answer(state)``
+(the result of a run); its states have ``point`` and ``step``. A wrapper has the same methods.
 """
 
+import abc
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 __all__ = ["Averaged", "AveragedState", "Mean", "RandomIterate", "RandomState", "WrappedState"]
 
-# A wrapper's own random numbers, apart from those of the steps it wraps.
+# Folded into the key of a step for the wrapper's own random numbers.
 CHOICE = 1_000_003
 
 
@@ -32,7 +33,7 @@ class Mean(eqx.Module):
 
 
 class WrappedState(eqx.Module):
-    """A state of the wrapped solver, whose point and step are the wrapper's own."""
+    """A state that contains the state of the wrapped solver, with its point and step."""
 
     inner: Any
 
@@ -45,6 +46,20 @@ class WrappedState(eqx.Module):
         return self.inner.step
 
 
+class AbstractIterate(eqx.Module):
+    """A wrapper of a step solver with the same schedule."""
+
+    solver: Any
+
+    def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """Return the relative size of a step."""
+        return self.solver.schedule(step)
+
+    @abc.abstractmethod
+    def answer(self, state: Any) -> Any:
+        """Return the result of a run."""
+
+
 class AveragedState(WrappedState):
     """The mean since the last power of two, and that of the steps between the last two powers."""
 
@@ -52,14 +67,12 @@ class AveragedState(WrappedState):
     before: Mean
 
 
-class Averaged(eqx.Module):
-    """The answer's f is the mean of its iterates over the last half of the steps, or a little more.
+class Averaged(AbstractIterate):
+    """The f of the result is the mean of the iterates over the last half of the steps, or slightly more.
 
-    After t steps, with 2^k the largest power of two up to t, the mean is over the steps after 2^(k-1): between one half and
-    three quarters of all. So it needs neither the number of steps to come nor memory of those that were.
+    After t steps, with 2^k the largest power of two up to t, the mean is over the steps after 2^(k-1):
+    between one half and three quarters of all. It needs no memory for the iterates.
     """
-
-    solver: Any
 
     def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> AveragedState:
         nothing = Mean(jnp.zeros_like(f_weights), jnp.array(0))
@@ -74,9 +87,6 @@ class Averaged(eqx.Module):
         nothing = jax.tree.map(jnp.zeros_like, latest)
         return AveragedState(inner, choose(nothing, latest), choose(latest, state.before)), health
 
-    def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        return self.solver.schedule(step)
-
     def answer(self, state: AveragedState) -> Any:
         point, mean = self.solver.answer(state.inner), state.before.add(state.latest)
         weights = jnp.where(mean.count > 0, mean.f_weights, point.f_weights)
@@ -84,20 +94,19 @@ class Averaged(eqx.Module):
 
 
 class RandomState(WrappedState):
-    """The iterate kept so far, and the sum of the step sizes of all that could have been."""
+    """The iterate kept so far, and the sum of all step sizes so far."""
 
     kept: Any
     total: Float[Array, ""]
 
 
-class RandomIterate(eqx.Module):
-    """The answer is one iterate, drawn with probability proportional to its step size: the rule of the convergence theorem.
+class RandomIterate(AbstractIterate):
+    """The result is one iterate, drawn in proportion to its step size, as in the convergence theorem.
 
-    The paper's weights ``2 rho - C rho^2`` are these to first order in the step size rho; C is not known. One iterate is kept
-    at a time: each new one replaces it with the probability of its share of all step sizes so far.
+    The paper's weights ``2 rho - C rho^2`` are equal to these to first order in the step size rho; C is
+    unknown. One iterate is kept at a time: a new one replaces it with the probability of its share of all
+    sizes so far.
     """
-
-    solver: Any
 
     def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> RandomState:
         inner = self.solver.init(problem, f_weights, key=key)
@@ -110,9 +119,6 @@ class RandomIterate(eqx.Module):
         replaced = jr.uniform(jr.fold_in(key, CHOICE)) * total < size
         choose = lambda new, old: jnp.where(replaced, new, old) if eqx.is_array(new) else new
         return RandomState(inner, jax.tree.map(choose, inner.point, state.kept), total), health
-
-    def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        return self.solver.schedule(step)
 
     def answer(self, state: RandomState) -> Any:
         return state.kept

@@ -1,50 +1,80 @@
 r"""The KL-regularised MMD-GAN: the dual problem with f in closed form, and the kernel as a player.
 
-.. math:: \min_{q \in Q} \max_\phi \; \tfrac{1}{2 \eta} MMD_{k_\phi}^2(\hat p, q) + \tfrac{1}{\lambda} KL(q \,\|\, p_0).
+.. math::
+    \min_{q \in Q} \max_\phi \; \tfrac{1}{2 \eta} MMD_{k_\phi}^2(\hat p, q)
+        + \tfrac{1}{\lambda} KL(q \,\|\, p_0).
 
-q falls by Adam on unbiased estimates of it, and the kernel's parameters climb. The kernel climbs on the discrepancy of
-*distinct* data points: with the diagonal of the data's own Gram matrix it would shrink its length scales until every point is
-alone. The density is f's in the space of the learned kernel, on the problem's centres.
+q descends and the kernel's parameters ascend by Adam on unbiased estimates. The kernel ascends on the
+discrepancy of *distinct* data points: with the diagonal of the data's Gram matrix its length scales would
+shrink to zero. The density is that of f in the space of the learned kernel, on the problem's centres.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, ScalarLike
+from jaxtyping import Array, Float, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.weights import weighted_mean
-from kexpfam.fit.dde import pose
-from kexpfam.fit.loop import averaged, run, stepped
-from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, check_at_least
+from kexpfam.fit.dde import saddle_problem
+from kexpfam.fit.loop import descended, moments_of, run
+from kexpfam.fit.problem import Problem, Solution, Watchers
 from kexpfam.fit.saddle import SaddleProblem
 from kexpfam.model.kernels import AbstractKernel
 from kexpfam.model.networks import Network
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
-from kexpfam.paper.duals import AbstractDual, held
-from kexpfam.paper.expansions import kernel_span
-from kexpfam.paper.objective import MatchingTerms, regularised_mmd
-from kexpfam.paper.singly_dual import averaging_share, begin, check_family, dual_optimiser, finish
-from kexpfam.progress import Listener
+from kexpfam.paper.duals import AbstractDual, PathwiseDraws, stop_gradients
+from kexpfam.paper.functional import kernel_span
+from kexpfam.paper.singly_dual import DualSolver, DualState, divergence, dual_optimiser
+from kexpfam.settings import check_at_least
 
-__all__ = ["MMDGAN", "Deep", "Players", "Scaled", "witness"]
+__all__ = ["MMDGAN", "Deep", "Players", "Scaled", "regularised_mmd", "witness"]
 
 LEARNED = ("nothing", "lengthscales", "deep")
-# Length scales stay within this factor of where they start.
-FARTHEST_FACTOR = 3.0
-# The network of a deep kernel.
-WIDTH, DEPTH = 32, 2
+
+
+class MatchingTerms(NamedTuple):
+    """The dual objective at the optimal f; q minimises ``value``."""
+
+    mmd: Float[Array, ""]
+    kl: Float[Array, ""]
+
+    @property
+    def value(self) -> Float[Array, "..."]:
+        return self.mmd + self.kl
+
+
+def regularised_mmd(
+    problem: SaddleProblem, kernel: AbstractKernel, first: PathwiseDraws, second: PathwiseDraws
+) -> MatchingTerms:
+    r"""Return ``max_f l(f, q)``, the KL-regularised squared MMD between data and q.
+
+    .. math:: J(q) = \tfrac{1}{2 \eta} MMD_k^2(\hat p, q) + \tfrac{1}{\lambda} KL(q \,\|\, p_0), \qquad
+        f_q = \tfrac{1}{\eta} \bigl( \hat E[k(x, \cdot)] - E_q[k(x, \cdot)] \bigr).
+
+    Min over q, and max over the kernel if it is learned. Two independent sets of draws make the estimate
+    unbiased; the data are a fixed measure, their diagonal included. Equation ledger: ``REG-MMD``.
+    """
+    data = jnp.asarray(problem.sample.target)
+    x, z = (jnp.asarray(problem.base.fold(draws.points)) for draws in (first, second))
+    shares = problem.sample.shares
+    within_data = shares @ kernel.gram(data, data) @ shares
+    across = shares @ (kernel.gram(data, x) @ first.shares + kernel.gram(data, z) @ second.shares)
+    squared = within_data - across + first.shares @ kernel.gram(x, z) @ second.shares
+    kl = 0.5 * (divergence(problem.base, first) + divergence(problem.base, second))
+    return MatchingTerms(0.5 * squared / problem.rkhs_penalty, kl / problem.inverse_temperature)
 
 
 class Scaled(AbstractKernel):
-    """``k(x / s, z / s)`` with one factor s per dimension: a kernel with its length scales free."""
+    """``k(x / s, z / s)`` with learned factors s per dimension, bounded by ``most_factor``."""
 
     kernel: AbstractKernel
     log_factors: Float[Array, " d"]
+    most_factor: float = eqx.field(default=3.0, static=True)
 
     def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return self.kernel(x / self._factors(), z / self._factors())
@@ -53,20 +83,22 @@ class Scaled(AbstractKernel):
         return self.kernel.gram(xs / self._factors(), zs / self._factors())
 
     def _factors(self) -> Float[Array, " d"]:
-        bound = jnp.log(FARTHEST_FACTOR)
+        bound = jnp.log(self.most_factor)
         return jnp.exp(bound * jnp.tanh(self.log_factors / bound))
 
 
 class Deep(AbstractKernel):
-    """``k(x + net(x), z + net(z))``: a kernel of learned features, which starts as the kernel itself."""
+    """``k(x + net(x), z + net(z))``: a kernel of learned features."""
 
     kernel: AbstractKernel
     network: Network
 
     @classmethod
-    def draw(cls, kernel: AbstractKernel, dim: int, *, key: Key[Array, ""]) -> "Deep":
-        """Return the kernel as it is, with a zero-initialised network in front."""
-        return cls(kernel, Network.draw(dim, dim, width=WIDTH, depth=DEPTH, zero_initialised=True, key=key))
+    def draw(
+        cls, kernel: AbstractKernel, dim: int, *, width: int = 32, depth: int = 2, key: Key[Array, ""]
+    ) -> "Deep":
+        """Return the kernel with a zero-initialised network."""
+        return cls(kernel, Network.draw(dim, dim, width=width, depth=depth, zero_initialised=True, key=key))
 
     def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return self.gram(x[None], z[None])[0, 0]
@@ -79,78 +111,58 @@ class Deep(AbstractKernel):
 
 
 class Players(eqx.Module):
-    """The dual, which falls, and the kernel, which climbs."""
+    """The dual, which descends, and the kernel, which ascends."""
 
     dual: AbstractDual
     kernel: AbstractKernel
 
 
-class State(eqx.Module):
-    """What the next step needs; ``averaged`` is the moving average of the players, which is what is kept in the end."""
-
-    players: Players
-    averaged: Players
-    dual_moments: Any
-    kernel_moments: Any
-    step: Int[Array, ""]
-
-
-class Health(NamedTuple):
+class MatchingHealth(NamedTuple):
     """The regularised MMD before a step."""
 
     terms: MatchingTerms
 
 
-class MMDGAN(Solver):
-    """The dual problem over q alone, with its witness as f.
+class MMDGAN(DualSolver):
+    """The dual problem over q, with its witness function as f.
 
-    ``family`` as in ``SinglyDual`` (but not "dynamics", which needs an f to follow). ``learn`` is what of the kernel is
-    learned: "nothing", "lengthscales" or "deep". f is the witness of the trained q, which 1 / eta makes a magnifying glass for
-    q's every error; with ``polish`` it is replaced by the convex optimum.
+    ``family`` may not be "dynamics", which needs an f to follow. The witness of the trained q multiplies the
+    errors of q by 1 / eta; with ``polish`` f is the convex optimum. ``learn`` is the part of the kernel that
+    is learned: "nothing", "lengthscales" or "deep" (a network).
     """
 
-    family: str | AbstractDual = "mixture"
-    learn: str = "nothing"
     steps: int = 2000
-    rate: ScalarLike = eqx.field(default=1e-2, converter=jnp.asarray)
-    kernel_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
     batch_size: int = eqx.field(default=2048, static=True)
-    polish: bool = False
+    learn: str = "nothing"
+    kernel_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)  # Adam's rate of the kernel
+    kernel_width: int = eqx.field(default=32, static=True)
+    kernel_depth: int = eqx.field(default=2, static=True)
 
-    uses_proposal: ClassVar[bool] = False
     records: ClassVar[tuple[str, ...]] = (*MatchingTerms._fields, "value")
 
     def __check_init__(self) -> None:
-        check_family(self.family)
+        check_at_least(self, 1, "kernel_width", "kernel_depth")
         if self.family == "dynamics":
             raise ValueError(
-                "family='dynamics' follows f, and here f is in closed form: use SinglyDual(family='dynamics')."
+                "family='dynamics' follows f, here in closed form: use SinglyDual(family='dynamics')."
             )
         if self.learn not in LEARNED:
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
-        check_at_least(self, 0, "steps")
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
-        """Return f in the space of the kernel at the end, and the trained dual as the sampler."""
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+        """Return f in the space of the final kernel, and the trained dual as the sampler."""
         start_key, kernel_key, run_key, end_key = jr.split(key, 4)
         span = kernel_span(problem)
         kernel = self._kernel(span.kernel, problem.sample.target.shape[1], key=kernel_key)
-        state = self.init(Players(begin(problem, self.family, key=start_key), kernel))
-        options: dict[str, Any] = {"stage": "saddle point", "report": report, "checkpoint": checkpoint}
-        posed = pose(problem, problem.base, problem.space)
-        outcome = run(posed, self, state, steps=self.steps, key=run_key, **options)
+        state = self.init(Players(self.initial_dual(problem, key=start_key), kernel))
+        posed = saddle_problem(problem, problem.base, problem.space)
+        options: Any = {"steps": self.steps, "stage": "saddle point", **watchers}
+        outcome = run(posed, self, state, key=run_key, **options)
         players = outcome.state.averaged
         if self._learns:
             problem = problem.within(FeatureSpace(Constant(), KernelSpan.build(players.kernel, span.centres)))
         f_weights = witness(problem, players.dual, key=end_key)
-        return finish(problem, f_weights, players.dual, outcome, polished=self.polish, key=end_key)
+        return self.finish(problem, f_weights, players.dual, outcome, key=end_key)
 
     @property
     def _learns(self) -> bool:
@@ -158,39 +170,43 @@ class MMDGAN(Solver):
 
     def _kernel(self, kernel: AbstractKernel, dim: int, *, key: Key[Array, ""]) -> AbstractKernel:
         if self.learn == "deep":
-            return Deep.draw(kernel, dim, key=key)
+            return Deep.draw(kernel, dim, width=self.kernel_width, depth=self.kernel_depth, key=key)
         return Scaled(kernel, jnp.zeros(dim)) if self.learn == "lengthscales" else kernel
 
-    def init(self, players: Players) -> State:
+    def init(self, players: Players) -> DualState:
         """Return the start at given players."""
-        moments = lambda part: dual_optimiser().init(eqx.filter(part, eqx.is_inexact_array))
-        return State(players, players, moments(players.dual), moments(players.kernel), jnp.array(0))
+        moments = [moments_of(part, dual_optimiser()) for part in (players.dual, players.kernel)]
+        return DualState(players, players, moments, jnp.array(0))
 
-    def step(self, problem: SaddleProblem, state: State, *, key: Key[Array, ""]) -> tuple[State, Health]:
-        """Return the state after one move of each player, and the value before; the kernel stays if it is not learned."""
-        decay = jnp.maximum(0.05, 1.0 - state.step / self.steps)
-        dual, kernel = state.players.dual, state.players.kernel
+    def step(
+        self, problem: SaddleProblem, state: DualState, *, key: Key[Array, ""]
+    ) -> tuple[DualState, MatchingHealth]:
+        """Return the state after one move of the dual, and of the kernel if it is learned."""
+        decay = self.schedule(state.step)
 
         def cost(players: Players) -> tuple[Float[Array, ""], MatchingTerms]:
             halves = [players.dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
-            terms = regularised_mmd(problem, held(players.kernel), *halves)
-            discrepancy = regularised_mmd(problem, players.kernel, *held(halves)).mmd
-            return terms.value - (
-                discrepancy - _own_pairs(problem, players.kernel)
-            ) if self._learns else terms.value, terms
+            terms = regularised_mmd(problem, stop_gradients(players.kernel), *halves)
+            if not self._learns:
+                return terms.value, terms
+            discrepancy = regularised_mmd(problem, players.kernel, *stop_gradients(halves)).mmd
+            return terms.value - (discrepancy - _own_pairs(problem, players.kernel)), terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
-        updates, dual_moments = dual_optimiser().update(gradient.dual, state.dual_moments)
-        dual = stepped(dual, updates, -decay * self.rate)
-        updates, kernel_moments = dual_optimiser().update(gradient.kernel, state.kernel_moments)
-        kernel = stepped(kernel, updates, -decay * self.kernel_rate) if self._learns else kernel
-        players = Players(dual, kernel)
-        means = averaged(state.averaged, players, averaging_share(state.step))
-        return State(players, means, dual_moments, kernel_moments, state.step + 1), Health(terms)
+        kernel, (dual_moments, kernel_moments) = state.players.kernel, state.moments
+        dual, dual_moments = descended(
+            state.players.dual, gradient.dual, dual_moments, decay * self.rate, dual_optimiser()
+        )
+        if self._learns:
+            kernel, kernel_moments = descended(
+                kernel, gradient.kernel, kernel_moments, decay * self.kernel_rate, dual_optimiser()
+            )
+        state = state.moved(Players(dual, kernel), [dual_moments, kernel_moments])
+        return state, MatchingHealth(terms)
 
 
 def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, ""]:
-    """Return what pairs of a point with itself, and the missing share of distinct pairs, add to ``MMD^2 / (2 eta)``."""
+    """Return the part of ``MMD^2 / (2 eta)`` due to pairs of a point with itself."""
     data, shares = jnp.asarray(problem.sample.target), problem.sample.shares
     whole, own = shares @ kernel.gram(data, data) @ shares, shares**2 @ jax.vmap(kernel)(data, data)
     return 0.5 * (whole - (whole - own) / (1.0 - jnp.sum(shares**2))) / problem.rkhs_penalty
@@ -199,9 +215,8 @@ def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, "
 def witness(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]) -> np.ndarray:
     """Return the weights of ``(data mean - q mean) / eta``, with q's mean as a sum over nodes."""
     nodes = problem.nodes(key=key)
-    masses = np.exp(
-        nodes.log_weights + dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points)
-    )
+    log_ratio = dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points)
+    masses = np.exp(nodes.log_weights + log_ratio)
     q_mean = (masses / masses.sum()) @ problem.space.target.node_matrix(nodes)
     data_mean = weighted_mean(problem.space.target.matrix(problem.sample.target), problem.sample.weight)
     return (data_mean - q_mean) / problem.rkhs_penalty

@@ -1,34 +1,32 @@
-"""Maximum entropy: the distribution nearest to the base whose moments are nearly the data's (paper, section 3, remark).
+"""Maximum entropy: the distribution closest to the base with nearly the data's moments (paper, section 3).
 
     min_q  KL(q || p0) + 1 / (2 eta) |E_q[features] - E_data[features]|^2
 
-is the dual of the penalised likelihood: its q is the density ``p0 exp(f - A(f))`` of the same optimum, and
-``f = (E_data[features] - E_q[features]) / eta``. Here it is solved for q itself, a distribution on the nodes of a grid.
+is the dual of the penalised likelihood: its q is the density ``p0 exp(f - A(f))`` of the same optimum, with
+``f = (E_data[features] - E_q[features]) / eta``. It is solved for q, a distribution on the nodes of a grid.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Key
 
-from kexpfam.fit.convex import FIRST_PENALTY, PENALTY_FACTOR, best_sampler, likelihood, require_grid
+from kexpfam.fit.convex import best_sampler, likelihood, require_grid
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.newton import climb, factored
-from kexpfam.fit.problem import Checkpoint, Problem, Solution, Solver, Status, check_at_least
+from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.model.measures import logsumexp
-from kexpfam.progress import Listener
+from kexpfam.settings import check_at_least
 
 __all__ = ["Match", "MomentMatching"]
 
-# On the way down to the penalty that is asked for, this decrement is close enough (nats).
-ROUGH = 1e-2
-# A decrement that rounding may leave, however many steps are taken.
+# Rounding may leave a squared decrement of this size.
 ROUNDING = 1e-9
 
 
 class Match(NamedTuple):
-    """The log masses of q on the nodes, f's weights, the value of the problem, and how far from its minimum it may be."""
+    """The log masses of q, f's weights, the value, the squared decrement and the number of steps."""
 
     log_masses: np.ndarray
     weights: np.ndarray
@@ -38,36 +36,36 @@ class Match(NamedTuple):
 
 
 class MomentMatching(Solver):
-    """Newton's method for q on the simplex of a grid's nodes, with at most ``steps`` steps for each penalty on the way."""
+    """Newton's method for q on the simplex of a grid's nodes, along falling penalties."""
 
-    tolerance: float = 1e-13
-    steps: int = 100
-
-    uses_proposal: ClassVar[bool] = False
+    tolerance: float = 1e-13  # squared decrement (nats) at which Newton's method stops
+    steps: int = 100  # for each penalty, at most
+    rough_tolerance: float = 1e-2  # squared decrement at the penalties before the last
+    first_penalty: float = 1e-2
+    penalty_factor: float = 0.1  # from one penalty to the next
 
     def __check_init__(self) -> None:
         check_at_least(self, 1, "steps")
+        check_at_least(self, 0, "tolerance", "rough_tolerance", "first_penalty")
+        if not 0.0 < self.penalty_factor < 1.0:
+            raise ValueError(f"penalty_factor must be between 0 and 1, got {self.penalty_factor}.")
 
     @property
     def grid_only(self) -> bool:
         return True
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        key: Key[Array, ""],
-        report: Listener | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> Solution:
+    @property
+    def uses_proposal(self) -> bool:
+        return False
+
+    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return the f of the matched distribution, and the cells of its density as the sampler."""
         require_grid(self, problem)
         nodes = problem.nodes(key=None)
         posed = likelihood(problem, nodes)
         match = self.match(posed.mean_feature, posed.node_features, nodes.log_weights, problem.rkhs_penalty)
-        status = (
-            Status.CONVERGED if match.decrement <= max(self.tolerance, ROUNDING) else Status.RAN_ALL_STEPS
-        )
+        converged = match.decrement <= max(self.tolerance, ROUNDING)
+        status = Status.CONVERGED if converged else Status.RAN_ALL_STEPS
         facts = {
             "dual_value": match.value,
             "newton_decrement": match.decrement,
@@ -77,20 +75,19 @@ class MomentMatching(Solver):
         return Solution(tilt, best_sampler(problem, tilt, nodes, Distillation(), key=key), status, {}, facts)
 
     def match(self, mean: np.ndarray, features: np.ndarray, log_base: np.ndarray, penalty: float) -> Match:
-        """Return the q of the problem on nodes with these features and log masses of the base.
+        """Return the optimal q on nodes with these features and log masses of the base.
 
-        The penalty falls to its value by tens: with hardly any weight on the moments q is the base, and from one
-        penalty to the next it moves little.
+        At a large penalty q is close to the base; from one penalty to the next it changes little.
         """
         log_base = log_base - logsumexp(log_base)
-        log_masses, stage, steps = log_base, max(FIRST_PENALTY, penalty), 0
+        log_masses, stage, steps = log_base, max(self.first_penalty, penalty), 0
         while True:
-            tolerance = self.tolerance if stage <= penalty else ROUGH
+            tolerance = self.tolerance if stage <= penalty else self.rough_tolerance
             match = _newton(mean, features, log_base, stage, log_masses, tolerance, self.steps)
             log_masses, steps = match.log_masses, steps + match.steps
             if stage <= penalty:
                 return match._replace(steps=steps)
-            stage = max(stage * PENALTY_FACTOR, penalty)
+            stage = max(stage * self.penalty_factor, penalty)
 
 
 def _newton(
@@ -102,11 +99,12 @@ def _newton(
     tolerance: float,
     most: int,
 ) -> Match:
-    r"""Return the minimum from a start, by Newton's steps taken multiplicatively, so that masses stay positive.
+    r"""Return the minimum from a start by multiplicative Newton steps, which keep the masses positive.
 
     With the gradient :math:`s = \log q / p_0 + \phi^\top (\mu_q - \hat\mu) / \eta` and the Hessian
-    :math:`diag(1 / q) + \phi \phi^\top / \eta` on :math:`\sum dq = 0`, the step is, with s and phi centred under q,
-    :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`. Equation ledger: ``MAX-ENT``.
+    :math:`diag(1 / q) + \phi \phi^\top / \eta` on :math:`\sum dq = 0`, the step is, with s and phi centred
+    under q, :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`. Equation ledger:
+    ``MAX-ENT``.
     """
 
     def evaluate(log_masses: np.ndarray) -> tuple[float, np.ndarray]:

@@ -6,9 +6,9 @@ import scipy.optimize
 from oracles import normal
 
 from kexpfam.data.sample import Sample
+from kexpfam.fit.convergence import Convergence, convergence
 from kexpfam.fit.natural import Metric, group_rows
-from kexpfam.fit.saddle import Point, SaddleProblem
-from kexpfam.fit.standing import Standing, standing
+from kexpfam.fit.saddle import SaddlePoint, SaddleProblem
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.networks import Identity
@@ -54,7 +54,7 @@ class NoLag:
 
 def measured(problem, weights, seed):
     with double_precision():
-        point = Point(jnp.asarray(weights), NoLag(), Identity())
+        point = SaddlePoint(jnp.asarray(weights), NoLag(), Identity())
         key = jr.key(seed)
         groups = group_rows(problem.sample, key=key)
         moved = problem.reference.sample(groups.draws, key=key)
@@ -62,7 +62,7 @@ def measured(problem, weights, seed):
         metric = Metric.start(problem.space.size).refreshed(
             problem.space, groups, moved, tilted / tilted.sum(), PENALTY
         )
-    return standing(problem, point, metric, key=jr.key(100 + seed))
+    return convergence(problem, point, metric, key=jr.key(100 + seed))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -75,7 +75,8 @@ def test_the_optimum_has_no_shortfall_beyond_noise(problem, optimum, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_shortfall_is_that_of_the_likelihood(problem, optimum, seed):
-    # Near the optimum, where the second order is all there is and the metric is the curvature up to the data's own noise.
+    # Near the optimum, where the second order is all there is and the metric is the curvature up to the
+    # data's own noise.
     weights = 0.85 * optimum
     missing = likelihood(problem, optimum) - likelihood(problem, weights)
     found = measured(problem, weights, seed)
@@ -83,7 +84,7 @@ def test_the_shortfall_is_that_of_the_likelihood(problem, optimum, seed):
 
 
 def test_both_have_to_be_near():
-    assert Standing(0.001, 0.001, 0.001, 0.1, 1.0).within(0.02)
-    assert not Standing(0.001, 0.001, 0.1, 0.1, 1.0).within(0.02)
-    assert not Standing(0.1, 0.001, 0.001, 0.1, 1.0).within(0.02)
-    assert not Standing(0.001, 0.01, 0.001, 0.1, 1.0).within(0.02)
+    assert Convergence(0.001, 0.001, 0.001, 0.1, 1.0).within(0.02)
+    assert not Convergence(0.001, 0.001, 0.1, 0.1, 1.0).within(0.02)
+    assert not Convergence(0.1, 0.001, 0.001, 0.1, 1.0).within(0.02)
+    assert not Convergence(0.001, 0.01, 0.001, 0.1, 1.0).within(0.02)

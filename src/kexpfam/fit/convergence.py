@@ -1,0 +1,97 @@
+r"""Distance of a saddle point from its solution, estimated from fresh draws of its own sampler.
+
+With the gradient :math:`g = \hat E[\phi] - E[\phi] - \eta f` of the penalised likelihood and its metric M,
+half of :math:`g^\top M^{-1} g` is the gain of a natural step in nats: f's shortfall to second order. The
+square of a noisy estimate of g would be biased, so that products of *different* batches are averaged. Two
+expectations:
+
+- under the density of f, with draws weighted by ``exp(f - nu)``: the shortfall of f, if nu is accurate;
+- under the sampler, without nu: the distance of its moments from the data's.
+
+An inaccurate nu makes the two disagree, so that both must be small.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.linalg
+from jaxtyping import Array, Float, Key
+
+from kexpfam.fit.natural import FStep, Metric, f_gradient, sampler_lag
+from kexpfam.fit.saddle import SaddlePoint, SaddleProblem, draws_for_f
+from kexpfam.jax_settings import double_precision
+
+__all__ = ["Convergence", "convergence"]
+
+
+class Convergence(NamedTuple):
+    """Distance from the solution, in nats.
+
+    f's shortfall, its standard error, the gap of the sampler's moments, KL(sampler || density) by nu, and the
+    effective share.
+    """
+
+    shortfall: float
+    shortfall_error: float
+    moment_gap: float
+    sampler_gap: float
+    effective_share: float
+
+    def within(self, nats: float) -> bool:
+        """Return whether shortfall and moment gap plus two standard errors are below ``nats``."""
+        return max(self.shortfall, self.moment_gap) + 2.0 * self.shortfall_error < nats
+
+
+def convergence(
+    problem: SaddleProblem,
+    point: SaddlePoint,
+    metric: Metric,
+    *,
+    settings: FStep | None = None,
+    batches: int = 16,
+    key: Key[Array, ""],
+) -> Convergence:
+    """Return the distance of the players from the solution, on independent batches of fresh draws."""
+    with double_precision():
+        keys = jr.split(key, batches)
+        weighted, plain, gaps, shares = _measured(problem, point, settings or FStep(), keys)
+    factor = np.asarray(metric.factor, float)
+    shortfall, error = _half_square(factor, np.asarray(weighted, float))
+    moment_gap, _ = _half_square(factor, np.asarray(plain, float))
+    return Convergence(shortfall, error, moment_gap, float(np.mean(gaps)), float(np.mean(shares)))
+
+
+def _half_square(factor: np.ndarray, gradients: np.ndarray) -> tuple[float, float]:
+    """Return half the squared length of the mean gradient, unbiased, and its jackknife standard error."""
+    rows = scipy.linalg.solve_triangular(factor, gradients.T, lower=True).T
+
+    def products(rows: np.ndarray) -> float:
+        total, count = rows.sum(0), len(rows)
+        return float(total @ total - np.sum(rows**2)) / (2 * count * (count - 1))
+
+    without = np.array([products(np.delete(rows, i, axis=0)) for i in range(len(rows))])
+    return products(rows), float(np.sqrt((len(rows) - 1) * np.mean((without - without.mean()) ** 2)))
+
+
+@eqx.filter_jit
+def _measured(
+    problem: SaddleProblem, point: SaddlePoint, settings: FStep, keys: Key[Array, " n"]
+) -> tuple[Float[Array, "n r"], Float[Array, "n r"], Float[Array, " n"], Float[Array, " n"]]:
+    """Return per batch f's gradients under its density and the sampler, the gap and the effective share."""
+
+    def one(key: Key[Array, ""]) -> tuple[Array, Array, Array, Array]:
+        groups, moved, lag = draws_for_f(problem, point, settings, key=key)
+        full, none = (
+            sampler_lag(values, groups.draws, share, most_log_weight=settings.most_log_weight)
+            for values, share in ((lag, 1.0), (jnp.zeros_like(lag), 0.0))
+        )
+        gradient = lambda weights: f_gradient(
+            problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, weights
+        )
+        return gradient(full.weights), gradient(none.weights), full.gap, full.effective_share
+
+    return jax.lax.map(one, keys)
