@@ -70,8 +70,8 @@ QUICK = {
     "annealed": {"steps": 2, "ascent": NaturalAscent(Annealing(particles=64, stages=4))},
     "moment_matching": {},
 }
-# Each kind: its short form with parameters, values from uniform numbers, and points with weights whose sum over the
-# support is the integral (or the sum) of the density.
+# Each kind: its short form with parameters, values from uniform numbers, and points with weights that
+# integrate (or sum) a density over the support.
 LINE = (np.linspace(-30.0, 30.0, 6001), 0.01)
 COLUMNS = {
     "real": ("real", lambda u: 4.0 * u - 2.0, LINE),
@@ -93,7 +93,8 @@ WARNED = """
 import warnings
 import numpy as np
 from kexpfam import Integration, Search
-from kexpfam.estimators import ConditionalKernelExpFamily, KernelDensity, KernelExpFamily, ScoreMatchingExpFamily
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.estimators import KernelDensity, ScoreMatchingExpFamily
 
 rng = np.random.default_rng(0)
 wide, constant = rng.normal(size=(40, 5)), np.column_stack([rng.normal(size=40), np.ones(40)])
@@ -156,7 +157,7 @@ def solver_case(name, conditional=False):
 
 
 def kind_case(name, conditional=False):
-    """Return a case with a target of that kind given a number, with that number, or (``"all"``) of all kinds."""
+    """Return a case with a column of that kind beside or given a number; ``"all"`` has all kinds."""
     rng = np.random.default_rng(0)
     x, names = rng.normal(size=60), list(COLUMNS) if name == "all" else [name]
     columns = [COLUMNS[one][1]((rng.permutation(60) + 0.5) / 60) for one in names]
