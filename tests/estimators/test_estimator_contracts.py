@@ -41,7 +41,7 @@ JOINT = GIVEN | {"n_centres": 20, "integration": COARSE}
 CONDITIONAL = JOINT | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False, "n_centres": 10}
 SMALL = Learned(folds=2, repeats=1, width=10, epochs=8, cells=48, steps=60)
 # Settings that make a fit of each estimator quick.
-ESTIMATORS = {
+SETTINGS = {
     "KernelExpFamily": JOINT,
     "ConditionalKernelExpFamily": CONDITIONAL,
     "ScoreMatchingExpFamily": GIVEN | {"n_centres": 10},
@@ -145,7 +145,7 @@ def sine_case(model):
 def estimator_case(name):
     if name == "SplineFlow":
         pytest.importorskip("flowjax")
-    model = getattr(estimators, name)(**ESTIMATORS[name], random_state=0)
+    model = getattr(estimators, name)(**SETTINGS[name], random_state=0)
     return sine_case(model) if model.conditional else moons_case(model)
 
 
@@ -466,7 +466,7 @@ def paired(room, name, method, *conditional, slow=False):
 
 def pairs():
     """Yield every case with every method that is checked for it."""
-    for name in ESTIMATORS:
+    for name in SETTINGS:
         for method in public(class_of("estimator", name)):
             yield paired("estimator", name, method, slow=name == "SplineFlow" or method == "report")
     for name in QUICK:
@@ -483,13 +483,13 @@ def pairs():
 
 
 def test_every_registered_name_has_a_case():
-    assert set(ESTIMATORS) == set(estimators.ESTIMATORS)
+    assert set(SETTINGS) == set(estimators.ESTIMATORS)
     assert set(QUICK) == set(SOLVERS)
     assert set(COLUMNS) == set(KINDS)
     assert all(kind.split(":")[0] == name for name, (kind, *_) in COLUMNS.items())
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_public_method_has_a_contract(name):
     assert set(public(class_of("estimator", name))) <= set(CONTRACTS)
 
@@ -501,7 +501,7 @@ def test_contract(case, method, tmp_path):
 
 
 QUICK_NAMES = [
-    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in ESTIMATORS
+    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in SETTINGS
 ]
 
 
@@ -516,7 +516,7 @@ def test_draws_inside_jit_follow_the_law_of_the_sampler(name):
     assert np.all(np.abs(draws.mean(0) - others.mean(0)) < 5.0 * error)
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if class_of("estimator", name).conditional])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if class_of("estimator", name).conditional])
 def test_tabulated_distribution_functions_agree_with_the_density(name):
     case = fitted("estimator", name)
     density, (x, y) = case.model.density_, case.rows
