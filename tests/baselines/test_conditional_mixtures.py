@@ -1,4 +1,4 @@
-"""Mixtures of normals as conditional densities: slow twins, quadrature, the least-squares objective, storage, the contract."""
+"""Conditional mixtures of normals: published formulas, quadrature, the least-squares objective, storage."""
 
 import jax
 import numpy as np
@@ -376,7 +376,7 @@ def test_bad_data_are_refused(name, data):
 EXPECTED = {
     "check_methods_sample_order_invariance": "calls score_samples without y; a conditional density has none",
     "check_methods_subset_invariance": "calls score_samples without y; a conditional density has none",
-    "check_sample_weight_equivalence_on_dense_data": "settings are searched for, and folds of repeated rows are other folds",
+    "check_sample_weight_equivalence_on_dense_data": "the folds of repeated rows differ",
 }
 
 

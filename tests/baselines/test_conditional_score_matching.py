@@ -68,7 +68,7 @@ def small():
 
 
 def slow_solution(sample, scores, penalty):
-    """Return f as a function of (x, y): the loss over all products of kernels and derivatives, by loops and least squares."""
+    """Return f as a function of (x, y): the minimiser over products of kernels and derivatives."""
     x, y = sample.condition, sample.target
     n = len(x)
     pairs = list(itertools.product(range(n), range(2)))
@@ -184,7 +184,7 @@ def test_what_is_given_is_kept(model, data):
 
 
 def test_an_input_that_says_nothing_gets_a_longer_length_scale():
-    # Sixty rows are too few to tell: there it depends on the folds, and holds for less than half of all seeds.
+    # With sixty rows it depends on the folds, and holds for less than half of all seeds.
     x, y = wave(200)
     noisy = np.column_stack([x, np.random.default_rng(5).normal(size=(200, 1))])
     fits = [ConditionalScoreMatching(random_state=seed).fit(noisy, y) for seed in range(3)]

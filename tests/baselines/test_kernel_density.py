@@ -1,4 +1,4 @@
-"""Kernel density estimation behind the face: a slow twin, scikit-learn's own search, quadrature, storage, the contract."""
+"""Kernel density estimation: the formula, scikit-learn's search, quadrature, storage, the contract."""
 
 import jax.random as jr
 import numpy as np

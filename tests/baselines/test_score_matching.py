@@ -145,7 +145,7 @@ def test_the_scores_of_a_normal_have_the_closed_form(small):
 
 
 def slow_solution(points, scores, penalty):
-    """Return the weights of all derivatives at the points that minimise the loss, by loops and least squares."""
+    """Return the weights of all derivatives at the points that minimise the loss, by least squares."""
     n, dim = points.shape
     pairs = list(itertools.product(range(n), range(dim + 1)))
     blocks = derivative_gram(KERNEL, points, points)
@@ -353,7 +353,7 @@ def test_draws_follow_the_density(model, refine):
     masses = np.exp(model.score_samples(points))
     chosen = np.random.default_rng(0).choice(len(points), DRAWS, p=masses / masses.sum())
     distance = mmd_squared(draws, points[chosen])
-    # Plain chains keep the shares of sixty training points in the two moons, an error of its own of about 1 / 60.
+    # Plain chains keep the shares of sixty training points in the two moons, an error of about 1 / 60.
     assert distance.value < 5 * distance.standard_error + (1 / 60 if refine == 0 else 0.0)
 
 

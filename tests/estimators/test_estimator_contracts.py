@@ -41,7 +41,7 @@ JOINT = GIVEN | {"n_centres": 20, "integration": COARSE}
 CONDITIONAL = JOINT | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False, "n_centres": 10}
 SMALL = Learned(folds=2, repeats=1, width=10, epochs=8, cells=48, steps=60)
 # Settings that make a fit of each estimator quick.
-ESTIMATORS = {
+SETTINGS = {
     "KernelExpFamily": JOINT,
     "ConditionalKernelExpFamily": CONDITIONAL,
     "ScoreMatchingExpFamily": GIVEN | {"n_centres": 10},
@@ -70,8 +70,8 @@ QUICK = {
     "annealed": {"steps": 2, "ascent": NaturalAscent(Annealing(particles=64, stages=4))},
     "moment_matching": {},
 }
-# Each kind: its short form with parameters, values from uniform numbers, and points with weights whose sum over the
-# support is the integral (or the sum) of the density.
+# Each kind: its short form with parameters, values from uniform numbers, and points with weights that
+# integrate (or sum) a density over the support.
 LINE = (np.linspace(-30.0, 30.0, 6001), 0.01)
 COLUMNS = {
     "real": ("real", lambda u: 4.0 * u - 2.0, LINE),
@@ -93,7 +93,8 @@ WARNED = """
 import warnings
 import numpy as np
 from kexpfam import Integration, Search
-from kexpfam.estimators import ConditionalKernelExpFamily, KernelDensity, KernelExpFamily, ScoreMatchingExpFamily
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.estimators import KernelDensity, ScoreMatchingExpFamily
 
 rng = np.random.default_rng(0)
 wide, constant = rng.normal(size=(40, 5)), np.column_stack([rng.normal(size=40), np.ones(40)])
@@ -144,7 +145,7 @@ def sine_case(model):
 def estimator_case(name):
     if name == "SplineFlow":
         pytest.importorskip("flowjax")
-    model = getattr(estimators, name)(**ESTIMATORS[name], random_state=0)
+    model = getattr(estimators, name)(**SETTINGS[name], random_state=0)
     return sine_case(model) if model.conditional else moons_case(model)
 
 
@@ -160,7 +161,7 @@ def solver_case(name, conditional=False):
 
 
 def kind_case(name, conditional=False):
-    """Return a case with a target of that kind given a number, with that number, or (``"all"``) of all kinds."""
+    """Return a case with a column of that kind beside or given a number; ``"all"`` has all kinds."""
     rng = np.random.default_rng(0)
     x, names = rng.normal(size=60), list(COLUMNS) if name == "all" else [name]
     columns = [COLUMNS[one][1]((rng.permutation(60) + 0.5) / 60) for one in names]
@@ -469,7 +470,7 @@ def paired(room, name, method, *conditional, slow=False):
 
 def pairs():
     """Yield every case with every method that is checked for it."""
-    for name in ESTIMATORS:
+    for name in SETTINGS:
         for method in public(class_of("estimator", name)):
             yield paired("estimator", name, method, slow=name == "SplineFlow" or method == "report")
     for name in QUICK:
@@ -486,13 +487,13 @@ def pairs():
 
 
 def test_every_registered_name_has_a_case():
-    assert set(ESTIMATORS) == set(estimators.ESTIMATORS)
+    assert set(SETTINGS) == set(estimators.ESTIMATORS)
     assert set(QUICK) == set(SOLVERS)
     assert set(COLUMNS) == set(KINDS)
     assert all(kind.split(":")[0] == name for name, (kind, *_) in COLUMNS.items())
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_public_method_has_a_contract(name):
     assert set(public(class_of("estimator", name))) <= set(CONTRACTS)
 
@@ -504,7 +505,7 @@ def test_contract(case, method, tmp_path):
 
 
 QUICK_NAMES = [
-    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in ESTIMATORS
+    pytest.param(name, marks=pytest.mark.slow if name == "SplineFlow" else ()) for name in SETTINGS
 ]
 
 
@@ -519,7 +520,7 @@ def test_draws_inside_jit_follow_the_law_of_the_sampler(name):
     assert np.all(np.abs(draws.mean(0) - others.mean(0)) < 5.0 * error)
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if class_of("estimator", name).conditional])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if class_of("estimator", name).conditional])
 def test_tabulated_distribution_functions_agree_with_the_density(name):
     case = fitted("estimator", name)
     density, (x, y) = case.model.density_, case.rows
