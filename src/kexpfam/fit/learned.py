@@ -391,7 +391,7 @@ def learn(
     seed = seed_from(seed_key)
     held, kept, orders = _dealt(rows, dim, settings, held, np.random.default_rng(seed))
     parts = len(held) // settings.repeats
-    bumps = settings.resolution(rows, tilted_targets(scaling, dim))
+    bumps = settings.resolution(rows, dim if scaling is None else tilted_targets(scaling))
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
@@ -424,10 +424,8 @@ def learn(
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
-def tilted_targets(scaling: Scaling | None, dim: int) -> int:
+def tilted_targets(scaling: Scaling) -> int:
     """Return the number of targets whose laws have bumps; labels and angles have none."""
-    if scaling is None:
-        return dim
     return sum(issubclass(FAMILIES[kind.others.family], AbstractTilted) for kind in scaling.kinds)
 
 

@@ -93,7 +93,7 @@ class Distributions(eqx.Module):
     def variance(self) -> Float[np.ndarray, " n"]:
         """Return the variance of each row."""
         (_, deviation), (_, inner) = self._moments(self.points), self._moments(self._winsorised())
-        return _unless_outer(deviation**2, deviation - inner, inner, "variance")
+        return _unless_outer(deviation, deviation - inner, inner, "variance") ** 2
 
     def centre(self, kind: AbstractKind) -> Float[np.ndarray, " n"]:
         """Return the mean of numbers, the likeliest label, or the mean direction of angles."""
@@ -165,16 +165,18 @@ def mean_of_draws(draws: Float[np.ndarray, "n m"], kind: AbstractKind) -> Float[
         return centre
     low, high = np.quantile(draws, [OUTER_DRAWS, 1.0 - OUTER_DRAWS], axis=1, keepdims=True)
     inner = np.where(high > low, np.clip(draws, low, high), draws)
-    return _unless_outer(centre, np.abs(centre - inner.mean(axis=1)), inner.std(axis=1), "mean")
+    return _unless_outer(centre, np.abs(centre - inner.mean(axis=1)), inner.std(axis=1), "mean", OUTER_DRAWS)
 
 
-def _unless_outer(moment: np.ndarray, change: np.ndarray, width: np.ndarray, name: str) -> np.ndarray:
+def _unless_outer(
+    moment: np.ndarray, change: np.ndarray, width: np.ndarray, name: str, outer: float = OUTER_MASS
+) -> np.ndarray:
     """Return moments, NaN where the outer mass changes them by more than the width of the law."""
     # Rounding is no change: a law may be a single point.
     bad = ~(change <= width + 1e-9 * np.abs(moment))
     if np.any(bad):
         warnings.warn(
-            f"the {name} of {bad.sum()} of {bad.size} laws is NaN, because the outer {OUTER_MASS:g} of their "
+            f"the {name} of {bad.sum()} of {bad.size} laws is NaN, because the outer {outer:g} of their "
             "mass would decide it, which no data supports: use quantile, such as the median.",
             MomentWarning,
             stacklevel=caller_level(),
