@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from kexpfam import Kernel
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Solver, solver_from
@@ -48,8 +49,8 @@ class Method:
 
 DENSITIES: dict[str, Method] = {
     "auto": Method("KernelExpFamily"),
-    "dde": Method("KernelExpFamily", {"solver": "dde"}),
-    "exact": Method("KernelExpFamily", {"solver": "exact"}),
+    "dde": Method("KernelExpFamily", {"model": "kernel", "solver": "dde"}),
+    "exact": Method("KernelExpFamily", {"model": "kernel", "solver": "exact"}),
     "score matching": Method("ScoreMatchingExpFamily"),
     "score matching, normal base": Method("ScoreMatchingExpFamily", {"base": "gaussian"}),
     "kde": Method("KernelDensity"),
@@ -63,8 +64,8 @@ CONDITIONALS: dict[str, Method] = {
     "auto": Method("ConditionalKernelExpFamily"),
     # The same call under a name of its own, for sets whose records of "auto" are of the kernel model alone.
     "stacked": Method("ConditionalKernelExpFamily"),
-    "dde": Method("ConditionalKernelExpFamily", {"solver": "dde"}),
-    "exact": Method("ConditionalKernelExpFamily", {"solver": "exact"}),
+    "dde": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "dde"}),
+    "exact": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "exact"}),
     "kcef": Method("ConditionalScoreMatching"),
     "epsilon-kde": Method("NeighbourDensity"),
     "lscde": Method("LeastSquaresConditional"),
@@ -75,17 +76,23 @@ CONDITIONALS: dict[str, Method] = {
     "quantile forest": Method("SmoothedQuantileForest", module=PEERS),
 }
 # With length scale and penalty given, so that the solution is timed and not the search for settings.
-GIVEN = {"base": "gaussian", "lengthscale": 1.0, "rkhs_penalty": 1e-3, "normaliser": "importance"}
+GIVEN: dict[str, Any] = {
+    "base": "gaussian",
+    "lengthscale": 1.0,
+    "rkhs_penalty": 1e-3,
+    "normaliser": "importance",
+}
+OF_KERNEL = {"model": "kernel", "kernel": Kernel(**GIVEN)}
 COSTED: dict[str, Method] = {
-    "auto": Method("KernelExpFamily", GIVEN),
-    "dde": Method("KernelExpFamily", GIVEN | {"solver": "dde"}),
+    "auto": Method("KernelExpFamily", OF_KERNEL),
+    "dde": Method("KernelExpFamily", OF_KERNEL | {"solver": "dde"}),
     "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
 }
 # Settings of spaces of f other than that of the Gaussian kernel at centres.
-SPACES: dict[str, dict[str, Any]] = {
-    "matern52": {"kernel": "matern52"},
-    "random features": {"space": "random_features"},
+SPACES: dict[str, Kernel] = {
+    "matern52": Kernel("matern52"),
+    "random features": Kernel(space="random_features"),
 }
 # Displayed names of methods; the default is the name in the specs.
 LABELS = {

@@ -41,8 +41,10 @@ COARSE = Integration(cells=(24, 8), tail_cells=(4, 2), conditional_cells=(24,), 
 TINY = Learned(
     folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8, units=2, polish=()
 )
-KERNEL = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "n_centres": 6, "integration": COARSE}
-CONDITIONAL = KERNEL | {"condition_lengthscale": 1.0, "base_width": 1.0, "power": False}
+FIELDS: dict[str, Any] = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "n_centres": 6, "integration": COARSE}
+INPUTS: dict[str, Any] = {"condition_lengthscale": 1.0, "base_width": 1.0, "power": False}
+KERNEL = {"model": "kernel", "kernel": Kernel(**FIELDS)}
+CONDITIONAL = {"model": "kernel", "kernel": Kernel(**FIELDS, **INPUTS)}
 CHAIN = {"model": "chain", "learned": TINY}
 SMALL = {"steps": 2, "width": 4, "depth": 1, "count": 8, "centres": 8, "saddle": DoublyDual(width=4)}
 KINDS = {
@@ -112,21 +114,22 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple]]]:
         made[name] = partial(_estimator, name, settings)
     for name in KERNELS:
         made[f"kernel-{name}"] = lambda name=name: (
-            KernelExpFamily(**KERNEL | {"kernel": name}),
+            KernelExpFamily(model="kernel", kernel=Kernel(name, **FIELDS)),
             joint_rows(),
         )
     for name in SOLVERS:
         made[f"solver-{name}"] = lambda name=name: (
-            KernelExpFamily(model="kernel", **KERNEL, solver=solver(name)),
+            KernelExpFamily(**KERNEL, solver=solver(name)),
             joint_rows(),
         )
     for name in ("random_features", "full"):
         made[f"space-{name}"] = lambda name=name: (
-            KernelExpFamily(model="kernel", kernel=Kernel(space=name), **KERNEL),
+            KernelExpFamily(model="kernel", kernel=Kernel(space=name, **FIELDS)),
             joint_rows(),
         )
     made["two-columns"] = lambda: (KernelExpFamily(**KERNEL), joint_rows(2))
     made["bounds"] = lambda: (KernelExpFamily(**KERNEL, bounds=([-9.0], [9.0])), joint_rows())
+    made["mixture"] = lambda: (KernelExpFamily(model="mixture"), joint_rows(2))
     made["chain"] = lambda: (KernelExpFamily(**CHAIN), joint_rows(3))
     made["chain-conditional"] = lambda: (ConditionalKernelExpFamily(**CHAIN), pair_rows(30))
     made["chain-mixed"] = lambda: (KernelExpFamily(**CHAIN, columns=KINDS), mixed_rows())

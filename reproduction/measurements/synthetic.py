@@ -47,7 +47,7 @@ def space(cell: Cell) -> Values:
     """Return the same for one solver with f in another space than the default's."""
     return _measured(
         KernelExpFamily(
-            model="kernel", **SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]
+            model="kernel", kernel=SPACES[cell["space"]], solver=cell["method"], random_state=cell["seed"]
         ),
         cell,
     )

@@ -11,6 +11,7 @@ from skpro.distributions.base import BaseDistribution
 from skpro.regression.base import BaseProbaRegressor
 
 from kexpfam.estimators.kernel_exp_family import ConditionalKernelExpFamily
+from kexpfam.fit.select import Kernel
 from kexpfam.model.distributions import AbstractDensity
 
 __all__ = ["KernelDistribution", "KernelProbaRegressor"]
@@ -193,11 +194,6 @@ def _example() -> tuple[np.ndarray, AbstractDensity]:
 
 def _quick(**settings: Any) -> ConditionalKernelExpFamily:
     """Return an estimator with all hyperparameters fixed, so that fitting is fast."""
-    given: dict[str, Any] = {
-        "lengthscale": 1.0,
-        "condition_lengthscale": 2.0,
-        "rkhs_penalty": 0.01,
-        "base_width": 1.0,
-        "power": False,
-    }
-    return ConditionalKernelExpFamily(**given, random_state=0, **settings)
+    scales: dict[str, Any] = {"lengthscale": 1.0, "condition_lengthscale": 2.0, "base_width": 1.0}
+    kernel = Kernel(**scales, rkhs_penalty=0.01, power=False)
+    return ConditionalKernelExpFamily(model="kernel", kernel=kernel, random_state=0, **settings)
