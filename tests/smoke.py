@@ -27,10 +27,14 @@ def main() -> None:
         model.save(file)
         assert np.array_equal(kexpfam.load(file).score_samples(X), model.score_samples(X))
     conditional = ConditionalKernelExpFamily(
-        model="kernel", kernel=Kernel(condition_lengthscale=1.0, base_width=1.0, power=False), **GIVEN
+        model="kernel",
+        kernel=Kernel(
+            lengthscale=1.0, rkhs_penalty=1e-2, condition_lengthscale=1.0, base_width=1.0, power=False
+        ),
+        random_state=0,
     )
     assert conditional.fit(X[:, :1], X[:, 1]).sample(X[:2, :1], 3, random_state=0).shape == (2, 3)
-    assert np.isfinite(KernelExpFamily(model="kernel", **GIVEN, solver=DDE(steps=2)).fit(X).score(X))
+    assert np.isfinite(KernelExpFamily(**GIVEN, solver=DDE(steps=2)).fit(X).score(X))
     assert model.plot() is not None
     subprocess.run(
         [Path(sys.executable).with_name("kexpfam"), "--help"], check=True, stdout=subprocess.DEVNULL

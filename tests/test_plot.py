@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection, QuadMesh
 from matplotlib.figure import Figure
+from oracles import changed
 from scipy.stats import norm
 
 from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, Kernel, KernelExpFamily, plot
@@ -34,9 +35,9 @@ def model(request):
         "random_state": 0,
     }
     lengthscale = LENGTHSCALES[request.param]
-    return KernelExpFamily(
-        model="kernel", kernel=Kernel(lengthscale=lengthscale), solver="exact", **settings
-    ).fit(data_of(request.param))
+    return KernelExpFamily(solver="exact", **changed(settings, lengthscale=lengthscale)).fit(
+        data_of(request.param)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def saddle():
         "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
         "random_state": 0,
     }
-    return KernelExpFamily(model="kernel", solver=solver, **settings).fit(data_of(2))
+    return KernelExpFamily(solver=solver, **settings).fit(data_of(2))
 
 
 @pytest.mark.parametrize("with_data", [True, False], ids=["with data", "without data"])
@@ -69,7 +70,7 @@ def test_the_curve_on_the_line_is_the_density():
         "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
         "random_state": 0,
     }
-    model = KernelExpFamily(model="kernel", solver="exact", **settings).fit(data_of(1))
+    model = KernelExpFamily(solver="exact", **settings).fit(data_of(1))
     axis = plot.plot_density(model, data_of(1), n_samples=100).axes[0]
     (curve,) = axis.get_lines()
     x, y = curve.get_data()
@@ -82,9 +83,7 @@ def test_the_dimensions_that_are_shown_can_be_chosen():
         "kernel": Kernel(rkhs_penalty=1e-2, base="gaussian", n_centres=10),
         "random_state": 0,
     }
-    model = KernelExpFamily(
-        model="kernel", kernel=Kernel(lengthscale=LENGTHSCALES[4]), solver="exact", **settings
-    ).fit(data_of(4))
+    model = KernelExpFamily(solver="exact", **changed(settings, lengthscale=LENGTHSCALES[4])).fit(data_of(4))
     data = data_of(4)
     (axis,) = plot.plot_density(model, data, n_samples=100, dims=(3, "x1")).axes
     np.testing.assert_allclose(axis.collections[1].get_offsets(), data[:, [3, 1]])
@@ -120,7 +119,7 @@ def test_axes_have_the_names_of_the_columns_and_a_model_of_a_frame_gives_no_warn
         "kernel": Kernel(lengthscale=1.0, rkhs_penalty=1e-2, n_centres=10),
         "random_state": 0,
     }
-    figure = KernelExpFamily(model="kernel", solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
+    figure = KernelExpFamily(solver="exact", **settings).fit(frame).plot(frame, n_samples=50)
     named = [(axis.get_xlabel(), axis.get_ylabel()) for axis in figure.axes if axis.get_xlabel()]
     assert named == [("age", "height")] * 3
 

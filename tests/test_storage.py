@@ -26,7 +26,7 @@ from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import Run
 from kexpfam.fit.problem import Problem, Solution, Solver, Status
 from kexpfam.fit.saddle import DoublyDual
-from kexpfam.fit.select import Selection, Settings, Trial
+from kexpfam.fit.select import KernelSettings, Selection, Trial
 from kexpfam.model import kernels
 from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import Box, Gaussian, JointMixture, Mixture, Nodes
@@ -151,7 +151,7 @@ def example_problem() -> Problem:
 
 
 def example_selection() -> Selection:
-    settings = Settings("gaussian", (0, 1), False, np.zeros(0), np.array([0.5, 0.5]), 1.0, 1e-3)
+    settings = KernelSettings("gaussian", (0, 1), False, np.zeros(0), np.array([0.5, 0.5]), 1.0, 1e-3)
     trial = Trial(settings, -1.25, 0.01)
     return Selection(settings, example_mixture(), trial, [trial, Trial(settings, -1.5, 0.02)])
 
@@ -989,7 +989,7 @@ class TestCheckpointOfAFit:
             "random_state": 0,
         } | settings
         solver = DDE(steps=steps, saddle=saddle or self.saddle)
-        model = KernelExpFamily(model="kernel", solver=solver, checkpoint=file, progress=progress, **settings)
+        model = KernelExpFamily(solver=solver, checkpoint=file, progress=progress, **settings)
         return model.fit(self.rows if rows is None else rows)
 
     def test_a_solver_of_the_users_own_has_one_too(self, file):
@@ -998,9 +998,7 @@ class TestCheckpointOfAFit:
             "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01, n_centres=10),
             "random_state": 0,
         }
-        model = KernelExpFamily(model="kernel", solver=OwnSolver(3), checkpoint=file, **settings).fit(
-            self.rows
-        )
+        model = KernelExpFamily(solver=OwnSolver(3), checkpoint=file, **settings).fit(self.rows)
         assert model.solution_.status is Status.CONVERGED
 
     def test_it_resumes_where_it_stopped_and_belongs_to_no_other_fit(self, file):

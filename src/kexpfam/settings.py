@@ -9,7 +9,17 @@ import equinox as eqx
 import jax
 import numpy as np
 
-__all__ = ["SettingsRecord", "check_at_least", "check_positive", "check_whole", "copy_changed_records"]
+__all__ = [
+    "SettingsRecord",
+    "check_at_least",
+    "check_positive",
+    "check_whole",
+    "copy_changed_records",
+    "shown",
+]
+
+# Characters of a value in a message.
+MOST_SHOWN = 80
 
 
 class SettingsRecord(eqx.Module):
@@ -94,7 +104,7 @@ def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if np.ndim(value) != 0 or not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
+            raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
 
 
 def check_whole(record: eqx.Module, least: int, *names: str) -> None:
@@ -102,7 +112,7 @@ def check_whole(record: eqx.Module, least: int, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
 
 
 def check_positive(record: eqx.Module, *names: str) -> None:
@@ -110,7 +120,13 @@ def check_positive(record: eqx.Module, *names: str) -> None:
     for name in names:
         values = getattr(record, name)
         if not values or not all(value > 0.0 for value in values):
-            raise ValueError(f"{name} must be positive numbers, one at least; got {values!r}.")
+            raise ValueError(f"{name} must be positive numbers, one at least; got {shown(values)}.")
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error message: one line of at most ``MOST_SHOWN`` characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def _init_fields(record: SettingsRecord) -> list[dataclasses.Field]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from oracles import changed
 from scipy import integrate, stats
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -26,7 +27,7 @@ def rows():
 @pytest.fixture(scope="module")
 def conditional(rows):
     return ConditionalKernelExpFamily(
-        model="kernel", kernel=Kernel(condition_lengthscale=0.8, base_width=1.0, power=False), **GIVEN
+        **changed(GIVEN, condition_lengthscale=0.8, base_width=1.0, power=False)
     ).fit(*rows)
 
 

@@ -14,6 +14,7 @@ from kexpfam.cli.commands import FIRST_STEPS
 from kexpfam.data.tables import read_table
 from kexpfam.datasets import SYNTHETIC, two_moons
 from kexpfam.fit.bases import BASES
+from kexpfam.fit.candidates import MODELS
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
 from kexpfam.model.kernels import KERNELS
@@ -218,9 +219,9 @@ BAD_FITS = {
     ),
     "column of text": (lambda t, d: [t], "constant column(s) name: a constant has no density"),
     "cell of text": (lambda t, d: [changed(t, d, 3, "right", "blue")], "row 4: column 'right' is 'blue'"),
-    "cell of nan": (lambda t, d: [changed(t, d, 3, "right", "nan")], "missing cells, are learned by a chain"),
+    "cell of nan": (lambda t, d: [changed(t, d, 3, "right", "nan")], "without missing values"),
     "infinite cell": (lambda t, d: [changed(t, d, 3, "right", "inf")], "row 4: column 'right' is inf"),
-    "empty cell": (lambda t, d: [changed(t, d, 3, "right", "")], "missing cells, are learned by a chain"),
+    "empty cell": (lambda t, d: [changed(t, d, 3, "right", "")], "without missing values"),
     "unknown solver": (
         lambda t, d: [t, "--columns", "left,right", "--solver", "guess"],
         "unknown solver 'guess'",
@@ -469,7 +470,8 @@ def test_every_name_in_the_help_of_fit_is_one_that_the_library_knows(run, monkey
     _, out, _ = run("fit", "--help")
     listed = lambda names: set(names.replace(" or", ",").split(", ")) if names in out else set()
     assert listed("two-moons, rings or grid") == set(SYNTHETIC)
-    assert listed("gaussian, box, mixture or chain") == {*BASES, "chain"}
+    assert listed("gaussian, box or mixture") == set(BASES)
+    assert listed("auto, kernel, chain or mixture") == set(MODELS)
     assert {"auto"} < listed("auto, exact, dde") < set(SOLVERS)
     assert {"gaussian"} < listed("gaussian, laplace, matern32") < set(KERNELS)
 
@@ -544,8 +546,7 @@ QUICK = Search(
 @pytest.fixture
 def quick_search(monkeypatch):
     """Leave little to choose: the command line has no option for how settings are searched for."""
-    quick = functools.partial(ConditionalKernelExpFamily, search=QUICK)
-    monkeypatch.setattr(kexpfam, "ConditionalKernelExpFamily", quick, raising=False)
+    monkeypatch.setattr(kexpfam, "Kernel", functools.partial(Kernel, search=QUICK), raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -569,14 +570,9 @@ def targets(request):
 def stored_conditional(folder, labelled, targets):
     """Return a model file of p(targets | features), fitted through the library with nothing to search."""
     frame = pd.read_csv(labelled)
-    settings = {
-        "condition_lengthscale": 1.0,
-        "lengthscale": 1.0,
-        "rkhs_penalty": 0.01,
-        "base_width": 1.0,
-        "power": False,
-    }
-    estimator = ConditionalKernelExpFamily(model="kernel", solver="exact", random_state=0, **settings)
+    scales = {"condition_lengthscale": 1.0, "lengthscale": 1.0, "base_width": 1.0}
+    kernel = Kernel(**scales, rkhs_penalty=0.01, power=False)
+    estimator = ConditionalKernelExpFamily(model="kernel", kernel=kernel, solver="exact", random_state=0)
     estimator.fit(frame[FEATURES], frame[targets].to_numpy().squeeze())
     estimator.target_names_ = targets
     estimator.save(folder / f"{'-'.join(targets)}.kexpfam")

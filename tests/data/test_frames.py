@@ -270,7 +270,7 @@ class TestConditionals:
         named = {"right": VALUES[0, 1], "left": VALUES[0, 0]}
         np.testing.assert_allclose(model.given(named).score_samples(points), expected)
         np.testing.assert_allclose(model.given(pd.Series(named)).score_samples(points), expected)
-        with pytest.raises(ValueError, match=r"given\(\) needs left, right; there is no right"):
+        with pytest.raises(ValueError, match=r"given\(\) needs left, right; missing: right"):
             model.given({"left": 0.0})
 
     def test_masked_targets_are_not_fitted_in_silence(self):

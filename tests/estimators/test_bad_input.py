@@ -38,7 +38,7 @@ def model():
 @pytest.fixture(scope="module")
 def conditionals():
     kernel = ConditionalKernelExpFamily(
-        model="kernel", kernel=Kernel(condition_lengthscale=1.0, base_width=1.0, power=False), **FIXED
+        **changed(FIXED, condition_lengthscale=1.0, base_width=1.0, power=False)
     ).fit(Z, Y)
     others = [ConditionalKernelDensity(random_state=0), NeighbourDensity(), LeastSquaresConditional()]
     return [kernel, *(estimator.fit(Z, Y) for estimator in others)]

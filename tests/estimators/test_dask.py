@@ -4,6 +4,7 @@ import joblib
 import numpy as np
 import pandas
 import pytest
+from oracles import changed
 from sklearn.model_selection import cross_val_score
 
 from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Rows
@@ -64,7 +65,7 @@ def test_workers_go_through_the_partitions(client, table, monkeypatch):
 
 def test_targets_are_columns_and_weights_stand_beside(client, table):
     frame, weight = dask_frames.from_pandas(table, npartitions=4), np.arange(900) % 3 + 1.0
-    settings = SETTINGS | {"condition_lengthscale": 0.7, "n_centres": 20}
+    settings = changed(SETTINGS, condition_lengthscale=0.7, n_centres=20)
     model = ConditionalKernelExpFamily(**settings).fit(frame, "b", weight)
     pairs = [(part[["a"]], part.b) for part in parts(table)]
     alone = ConditionalKernelExpFamily(**settings).fit(pairs, None, weight)

@@ -28,9 +28,7 @@ from kexpfam.datasets import two_moons
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import SOLVERS, solver_from
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.paper.annealed import Annealing
-from kexpfam.paper.ascent import NaturalAscent
-from kexpfam.paper.contrastive import Chains
+from kexpfam.paper.ascent import Annealing, Chains, NaturalAscent
 from kexpfam.paper.functional import FunctionalAscent
 from kexpfam.paper.learned_features import Learning
 

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import safetensors.numpy
+from oracles import changed
 
 from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Rows, load
 from kexpfam.fit.convex import gradient, likelihood, shortfall
@@ -43,7 +44,7 @@ def values():
 @pytest.fixture(scope="module")
 def streamed(values):
     source = Counted(values, 9)
-    return KernelExpFamily(kernel=Kernel(n_centres=60), **SMALL, rows=Rows(in_memory=400, kept=50)).fit(
+    return KernelExpFamily(**changed(SMALL, n_centres=60), rows=Rows(in_memory=400, kept=50)).fit(
         source
     ), source
 
@@ -72,7 +73,7 @@ def test_means_of_features_are_over_all_rows(streamed, values):
 def test_an_array_of_many_rows_goes_the_same_way(streamed, values):
     model, _ = streamed
     array = KernelExpFamily(
-        kernel=Kernel(n_centres=60), **SMALL, rows=Rows(in_memory=400, kept=50, block=1_000)
+        **changed(SMALL, n_centres=60), rows=Rows(in_memory=400, kept=50, block=1_000)
     ).fit(values)
     assert np.allclose(array.score_samples(values), model.score_samples(values), atol=1e-10)
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from oracles import midpoint_grid
+from oracles import changed, midpoint_grid
 
 from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
@@ -24,21 +24,19 @@ SMALL = DoublyDual(width=16, transport_depth=2, nu_depth=2, batch_size=128)
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def warm(moons):
-    return KernelExpFamily(
-        model="kernel", solver=DDE(saddle=SMALL, steps=10, warm_start=True, polish=True), **SETTINGS
-    ).fit(moons)
+    return KernelExpFamily(solver=DDE(saddle=SMALL, steps=10, warm_start=True, polish=True), **SETTINGS).fit(
+        moons
+    )
 
 
 @pytest.fixture(scope="module")
 def cold(moons):
-    return KernelExpFamily(model="kernel", solver=DDE(saddle=SMALL, steps=10, polish=True), **SETTINGS).fit(
-        moons
-    )
+    return KernelExpFamily(solver=DDE(saddle=SMALL, steps=10, polish=True), **SETTINGS).fit(moons)
 
 
 def divergence(first, second, data) -> float:
@@ -97,7 +95,7 @@ def test_the_sampler_that_is_kept_is_the_better_one(warm):
 @pytest.mark.slow
 def test_the_raw_saddle_point_from_the_cold_moves_towards_the_data(moons):
     solver = DDE(saddle=SMALL, steps=50)
-    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.RAN_ALL_STEPS
     base = model.density_.tilt.base.log_densities(model.density_.scaling.to_model(moons))
     plain = (base + model.density_.scaling.log_jacobian(moons)).mean()
@@ -105,9 +103,7 @@ def test_the_raw_saddle_point_from_the_cold_moves_towards_the_data(moons):
 
 
 def test_no_steps_leave_the_warm_start(moons):
-    model = KernelExpFamily(
-        model="kernel", solver=DDE(saddle=SMALL, steps=0, warm_start=True), **SETTINGS
-    ).fit(moons)
+    model = KernelExpFamily(solver=DDE(saddle=SMALL, steps=0, warm_start=True), **SETTINGS).fit(moons)
     assert model.solution_.status is Status.NO_STEPS
     assert model.solution_.trace == {}
     assert np.isfinite(model.score(moons))
@@ -196,7 +192,7 @@ def test_a_runaway_goes_on_at_lower_rates_while_there_are_any(problem, rate, sta
 
 
 def test_a_run_says_where_it_stands(moons):
-    model = KernelExpFamily(model="kernel", solver=DDE(saddle=SMALL, steps=10), **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=DDE(saddle=SMALL, steps=10), **SETTINGS).fit(moons)
     facts = model.solution_.facts
     assert set(Convergence._fields) <= set(facts)
     assert (
@@ -224,5 +220,5 @@ def test_a_mixture_is_searched_only_if_the_solver_draws_from_it(moons, monkeypat
     )
     small = Distillation(components=2, draws=200, candidates=400, rounds=1)
     solver = DDE(steps=1, saddle=SMALL, warm_start=warm_start, distillation=small)
-    KernelExpFamily(model="kernel", kernel=Kernel(base="gaussian"), solver=solver, **SETTINGS).fit(moons)
+    KernelExpFamily(solver=solver, **changed(SETTINGS, base="gaussian")).fit(moons)
     assert len(searches) == warm_start

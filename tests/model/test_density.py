@@ -26,9 +26,7 @@ def fitted():
         "kernel": Kernel(lengthscale=0.4, rkhs_penalty=1e-3, base="gaussian", n_centres=60),
         "random_state": 0,
     }
-    model = KernelExpFamily(model="kernel", solver="exact", **settings).fit(
-        two_moons().sample(300, random_state=0)
-    )
+    model = KernelExpFamily(solver="exact", **settings).fit(two_moons().sample(300, random_state=0))
     tilt = model.density_.tilt
     cells = TiltedCells.on(tilt, grid_nodes(tilt.base, model._problem.sample.target, fineness=2.0))
     return tilt, model.density_.sampler, cells

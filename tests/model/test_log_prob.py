@@ -66,7 +66,9 @@ def completed():
 MADE = {
     "kernel": lambda: KernelExpFamily(**KERNEL).fit(two_moons().sample(120, random_state=0)).density_,
     "matern": lambda: (
-        KernelExpFamily(kernel="matern52", **KERNEL).fit(two_moons().sample(120, random_state=0)).density_
+        KernelExpFamily(**changed(KERNEL, kernel="matern52"))
+        .fit(two_moons().sample(120, random_state=0))
+        .density_
     ),
     "box": lambda: box("box", **KERNEL),
     "completed": completed,

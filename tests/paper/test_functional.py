@@ -5,6 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from jaxtyping import Array, Float
+from oracles import changed
 
 from kexpfam import Kernel, KernelExpFamily, load
 from kexpfam.data.sample import Sample
@@ -213,13 +214,13 @@ def test_projection_is_exact_on_all_centres_and_the_nearest_function_on_some():
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def warm(moons):
     solver = FunctionalGradient(ascent=SMALL, steps=20, budget=512, centres=150, **WARM)
-    return KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    return KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
 
 
 @pytest.mark.slow
@@ -258,7 +259,7 @@ def test_the_cold_start_without_polish_improves_on_the_base(moons):
         rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=16, ascents=2, width=16, depth=2
     )
     solver = FunctionalGradient(ascent=quick, steps=75)
-    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.RAN_ALL_STEPS
     base = model.density_.tilt.base.log_densities(np.asarray(model.density_.scaling.to_model(moons)))
     assert model.score(moons) > (base + np.asarray(model.density_.scaling.log_jacobian(moons))).mean() + 0.1
@@ -271,7 +272,7 @@ def test_an_interrupted_fit_returns_its_last_state(moons):
             raise KeyboardInterrupt
 
     solver = FunctionalGradient(ascent=SMALL, steps=50, budget=512, centres=150, **WARM)
-    model = KernelExpFamily(model="kernel", solver=solver, progress=listener, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, progress=listener, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.INTERRUPTED
     assert np.all(np.isfinite(model.score_samples(moons)))
 
@@ -297,9 +298,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 def test_a_space_without_a_kernel_is_refused(moons):
     with pytest.raises(ValueError, match="leave space at 'nystrom'"):
-        KernelExpFamily(
-            model="kernel", kernel=Kernel(space="random_features"), solver="functional", **SETTINGS
-        ).fit(moons)
+        KernelExpFamily(solver="functional", **changed(SETTINGS, space="random_features")).fit(moons)
 
 
 def operations_of_a_step(dim: int, terms: int) -> float:

@@ -36,22 +36,20 @@ def held_out():
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def adapted(moons):
-    return KernelExpFamily(
-        model="kernel", solver=AdaptedFeatures(count=20, steps=100, learning=LEARNING), **SETTINGS
-    ).fit(moons)
+    return KernelExpFamily(solver=AdaptedFeatures(count=20, steps=100, learning=LEARNING), **SETTINGS).fit(
+        moons
+    )
 
 
 @pytest.fixture(scope="module")
 def deep(moons):
     learning = Learning(decay=1e-3, nodes_per_batch=512, batch_size=128, stages=4)
-    return KernelExpFamily(
-        model="kernel", solver=DeepNetwork(width=24, steps=400, learning=learning), **SETTINGS
-    ).fit(moons)
+    return KernelExpFamily(solver=DeepNetwork(width=24, steps=400, learning=learning), **SETTINGS).fit(moons)
 
 
 @pytest.mark.slow
@@ -183,7 +181,7 @@ def test_an_interrupted_fit_keeps_the_features_it_has(moons):
             raise KeyboardInterrupt
 
     solver = AdaptedFeatures(count=20, steps=100, learning=LEARNING)
-    model = KernelExpFamily(model="kernel", solver=solver, progress=listener, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, progress=listener, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.INTERRUPTED
     assert model.solution_.facts["learning_steps"] == 25.0
     assert np.all(np.isfinite(model.score_samples(moons)))

@@ -5,6 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import scipy.optimize
+from oracles import changed
 
 from kexpfam import Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
@@ -187,14 +188,14 @@ def test_learned_kernels_start_as_the_kernel_itself():
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learn", ["lengthscales", "deep"])
 def test_a_fit_with_a_learned_kernel_is_near_the_exact_density(learn, moons, exact):
     solver = MMDGAN(learn=learn, steps=25, batch_size=256, polish=True)
-    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.CONVERGED
     assert model.score(moons) == pytest.approx(exact.score(moons), abs=0.1)
     assert not eqx.tree_equal(model.solution_.tilt.space, model._problem.space)
@@ -206,6 +207,6 @@ def test_bad_settings_say_what_is_good():
     with pytest.raises(ValueError, match=r"use SinglyDual\(family='dynamics'\)"):
         MMDGAN(family="dynamics")
     with pytest.raises(ValueError, match=r"leave space at 'nystrom' or 'full'"):
-        KernelExpFamily(
-            model="kernel", kernel=Kernel(space="random_features"), solver="mmd_gan", **SETTINGS
-        ).fit(two_moons().sample(50, random_state=0))
+        KernelExpFamily(solver="mmd_gan", **changed(SETTINGS, space="random_features")).fit(
+            two_moons().sample(50, random_state=0)
+        )

@@ -25,14 +25,14 @@ SMALL = FunctionalAscent(batch_size=32, ascents=2, width=16, depth=2)
 @pytest.fixture(scope="module")
 def warm(moons):
     return KernelExpFamily(
-        model="kernel", solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, **WARM), **SETTINGS
+        solver=RandomFeatureGradient(ascent=SMALL, steps=20, count=100, **WARM), **SETTINGS
     ).fit(moons)
 
 
 @pytest.mark.slow
 def test_the_density_is_near_the_exact_one(warm, moons):
     held_out = two_moons().sample(2000, random_state=1)
-    exact = KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    exact = KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
     assert warm.score(held_out) == pytest.approx(exact.score(held_out), abs=0.05)
     assert warm.solution_.status is Status.CONVERGED
     assert 0.0 < warm.solution_.facts["polish_gain"] < 0.1
@@ -62,9 +62,9 @@ def test_the_raw_steps_from_the_cold_climb_the_likelihood(moons):
         rate=0.1, nu_speed=30.0, transport_rate=0.3, batch_size=64, ascents=2, width=16, depth=2
     )
     solver = RandomFeatureGradient(ascent=quick, steps=75, count=50)
-    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert model.solution_.status is Status.RAN_ALL_STEPS
-    still = KernelExpFamily(model="kernel", solver=DDE(steps=0), **SETTINGS).fit(moons)
+    still = KernelExpFamily(solver=DDE(steps=0), **SETTINGS).fit(moons)
     assert model.score(moons) > still.score(moons) + 0.1
 
 

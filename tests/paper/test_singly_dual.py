@@ -22,19 +22,17 @@ STEPS = 800
 
 @pytest.fixture(scope="module")
 def exact(moons):
-    return KernelExpFamily(model="kernel", solver="exact", **SETTINGS).fit(moons)
+    return KernelExpFamily(solver="exact", **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def mixture(moons):
-    return KernelExpFamily(model="kernel", solver=SinglyDual(steps=STEPS), **SETTINGS).fit(moons)
+    return KernelExpFamily(solver=SinglyDual(steps=STEPS), **SETTINGS).fit(moons)
 
 
 @pytest.fixture(scope="module")
 def gaussian(moons):
-    return KernelExpFamily(model="kernel", solver=SinglyDual(family="gaussian", steps=STEPS), **SETTINGS).fit(
-        moons
-    )
+    return KernelExpFamily(solver=SinglyDual(family="gaussian", steps=STEPS), **SETTINGS).fit(moons)
 
 
 @pytest.mark.slow
@@ -67,7 +65,7 @@ def test_the_trace_says_that_the_gap_closed(mixture):
 @pytest.mark.slow
 def test_polish_gives_any_family_the_exact_density(exact, moons):
     solver = SinglyDual(family="gaussian", steps=2, batch_size=256, polish=True)
-    polished = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    polished = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     assert polished.solution_.status is Status.CONVERGED
     assert polished.score(moons) == pytest.approx(exact.score(moons), abs=0.05)
     assert polished.solution_.facts["polish_gain"] > 0.1
@@ -84,7 +82,7 @@ def test_a_fitted_dual_is_stored_with_the_model(mixture, moons, tmp_path):
 @pytest.mark.slow
 def test_the_joint_divergence_of_dynamics_bounds_that_of_positions(moons):
     solver = SinglyDual(family="dynamics", steps=20, batch_size=128)
-    model = KernelExpFamily(model="kernel", solver=solver, **SETTINGS).fit(moons)
+    model = KernelExpFamily(solver=solver, **SETTINGS).fit(moons)
     facts, kl = model.solution_.facts, sampler_fit(model.density_, moons, 500, key=jr.key(0)).kl
     assert facts["joint_kl"] > facts["sampler_kl"] > -5 * kl.standard_error
     assert kl.value > -5 * kl.standard_error

@@ -278,7 +278,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         conditions, steps = np.zeros((count, 0)), whole("chain_steps", self.chain_steps, 1)
         draws = walked(self.density_.tilt, self._training[places], conditions, steps, tune_key, move_key)
         names = self._names or numbered(draws.shape[1])
-        return self._rows_like(None, self.density_.scaling.to_data(draws), names)
+        return self._codec.rows(self.density_.scaling.to_data(draws), self._output, names)
 
     @remembered
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:

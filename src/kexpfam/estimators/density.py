@@ -40,7 +40,8 @@ class DensityEstimator(DensityMixin, Estimator):
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Return the normalised log density of each row, in the data's own units; -inf outside a bounded support."""
-        return self._log_density(self.density_, self._checked_points(X))
+        points = self._checked_points(X)
+        return self._log_density(self.density_, points)
 
     def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(x)`` at one point as a pure JAX function, to be jitted, differentiated and vmapped.

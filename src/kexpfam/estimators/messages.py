@@ -7,18 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from kexpfam.settings import shown
+
 __all__ = ["Seed", "check_scale", "numbers_of", "one_of", "shown", "whole"]
 
 Seed = int | np.integer | np.random.RandomState | None
-
-# Characters of a value in a message.
-MOST_SHOWN = 80
-
-
-def shown(value: Any) -> str:
-    """Return a value as an error message shows it: on one line, and not much of it."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def numbers_of(value: Any) -> np.ndarray:

@@ -37,7 +37,7 @@ from kexpfam.integrate.partition import METHODS
 from kexpfam.model.kernels import KERNELS, median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
-from kexpfam.settings import SettingsRecord, check_at_least, check_positive
+from kexpfam.settings import SettingsRecord, check_at_least, check_positive, shown
 
 __all__ = [
     "Context",
@@ -172,13 +172,15 @@ class Kernel(SettingsRecord):
         if isinstance(self.base, str):
             _check_name("base", self.base, BASES)
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
-            raise TypeError(f"base must be one of {', '.join(BASES)}, a measure or None; got {self.base!r}.")
+            raise TypeError(
+                f"base must be one of {', '.join(BASES)}, a measure or None; got {shown(self.base)}."
+            )
         for name, record in (("search", Search), ("integration", Integration)):
             if not isinstance(getattr(self, name), record):
-                raise TypeError(f"{name} must be a {record.__name__}, got {getattr(self, name)!r}.")
+                raise TypeError(f"{name} must be a {record.__name__}, got {shown(getattr(self, name))}.")
         whole = isinstance(self.n_centres, int | np.integer) and not isinstance(self.n_centres, bool)
         if self.n_centres is not None and not (whole and self.n_centres >= 1):
-            raise ValueError(f"n_centres must be a whole number of at least 1, got {self.n_centres!r}.")
+            raise ValueError(f"n_centres must be a whole number of at least 1, got {shown(self.n_centres)}.")
         _check_scale("lengthscale", self.lengthscale, most_axes=1)
         _check_scale("condition_lengthscale", self.condition_lengthscale, most_axes=1)
         for name in ("rkhs_penalty", "base_width"):
@@ -190,11 +192,11 @@ class Kernel(SettingsRecord):
             scales = np.asarray(1.0 if getattr(self, name) is None else getattr(self, name), float)
             if scales.shape not in ((), (width,)):
                 raise ValueError(
-                    f"{name} must be positive and of shape () or ({width},), got {getattr(self, name)!r}."
+                    f"{name} must be positive and of shape () or ({width},), got {shown(getattr(self, name))}."
                 )
         if self.lengthscale is not None and not np.any(np.isfinite(np.asarray(self.lengthscale, float))):
             raise ValueError(
-                f"lengthscale must be finite in one dimension at least; got {self.lengthscale!r}."
+                f"lengthscale must be finite in one dimension at least; got {shown(self.lengthscale)}."
             )
 
     def features(self, *, conditional: bool) -> Features:
@@ -213,7 +215,7 @@ PRODUCT_FLOOR = 1e-8
 
 def _check_name(what: str, value: Any, known: Iterable[str]) -> None:
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"unknown {what} {value!r}: choose one of {', '.join(known)}.")
+        raise ValueError(f"unknown {what} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
@@ -229,7 +231,7 @@ def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
         or not np.all(numbers > 0.0)
         or (most_axes == 0 and not np.all(np.isfinite(numbers)))
     ):
-        raise ValueError(f"{name} must be positive, got {value!r}.")
+        raise ValueError(f"{name} must be positive, got {shown(value)}.")
 
 
 class KernelSettings(NamedTuple):
