@@ -1,4 +1,5 @@
-"""The conditional estimator: p(y | x) held against integrals, slow twins and closed forms; warnings, storage, scikit-learn."""
+"""The conditional estimator: p(y | x) held against integrals, slow twins and closed forms; warnings, storage,
+scikit-learn."""
 
 import pickle
 
@@ -186,7 +187,8 @@ def test_the_log_density_is_the_formula(model, data):
 
 
 def test_f_is_where_the_penalised_likelihood_is_stationary(model, data):
-    # The gradient: mean feature of the data, minus that of the model under the same conditions, minus penalty times weights.
+    # The gradient: mean feature of the data, minus that of the model under the same conditions, minus penalty
+    # times weights.
     x, _ = data
     density, task = model.density_, model._problem
     points, width = midpoint_grid([-22.0], [22.0], 6000)
@@ -320,7 +322,8 @@ def test_draws_have_the_mean_and_the_quantiles_of_the_density(fitted, refine, se
     model = request.getfixturevalue(fitted)
     draws = model.sample(PLACES, DRAWS, random_state=seed, refine=refine)
     assert draws.shape == (3, DRAWS)
-    # A plain sampler that was learned is allowed to be off by a tenth of a standard deviation and by 5 % of mass on top.
+    # A plain sampler that was learned is allowed to be off by a tenth of a standard deviation and by 5 % of
+    # mass on top.
     slack = 1.0 if fitted == "saddle" and refine == 0 else 0.0
     errors = draws.std(1) / np.sqrt(DRAWS)
     assert np.all(np.abs(draws.mean(1) - model.predict(PLACES)) < 4 * errors + 0.1 * slack * draws.std(1))
@@ -353,7 +356,8 @@ def test_linear_gaussian_data_are_described_nearly_as_well_as_by_the_truth(seed)
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(1200, 1))
     y = 0.8 * x[:, 0] + 0.6 * rng.normal(size=1200)
-    # Smooth enough for a line; 200 rows and a handful of parameters cost a few hundredths of a nat, p / (2 n) each.
+    # Smooth enough for a line; 200 rows and a handful of parameters cost a few hundredths of a nat, p / (2 n)
+    # each.
     model = exact(condition_lengthscale=3.0, lengthscale=2.0, rkhs_penalty=1e-4).fit(x[:200], y[:200])
     losses = scipy.stats.norm.logpdf(y[200:], 0.8 * x[200:, 0], 0.6) - model.score_samples(x[200:], y[200:])
     error = losses.std() / np.sqrt(len(losses))

@@ -95,7 +95,7 @@ def bounds(data, spread=6.0):
 
 EXPECTED = {
     "check_pipeline_consistency": "its columns are collinear and have no joint density",
-    "check_estimators_pickle": "puts gaps into the rows, and these settings ask for a kernel model, which knows none",
+    "check_estimators_pickle": "puts missing values into the rows, and model='kernel' refuses them",
 }
 
 

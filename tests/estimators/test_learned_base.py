@@ -165,7 +165,8 @@ def test_candidates_compete_on_held_out_rows():
 
 
 def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
-    """A normal law: nothing beats one component by more than noise, so that the mixture has most of the density."""
+    """A normal law: nothing beats one component by more than noise, so that the mixture has most of the
+    density."""
     x = np.random.default_rng(0).normal(size=(300, 5))
     model = KernelExpFamily(learned=SMALL, random_state=0).fit(x)
     weights = {one.name: one.weight for one in model.candidates_}

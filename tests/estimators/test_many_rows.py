@@ -1,4 +1,5 @@
-"""Fits to rows in blocks: sums are over all rows, the rest over a sample of a stated size, and little of it stays."""
+"""Fits to rows in blocks: sums are over all rows, the rest over a sample of a stated size, and little of it
+stays."""
 
 import jax.random as jr
 import numpy as np
@@ -60,7 +61,8 @@ def test_means_of_features_are_over_all_rows(streamed, values):
     model, source = streamed
     problem, points = model._problem, model.density_.scaling.to_model(values)
     assert np.allclose(problem.mean_feature, problem.space.target.matrix(points).mean(axis=0), atol=1e-10)
-    # f is the optimum of the likelihood of all rows: the gradient vanishes with their mean, and not with the sample's.
+    # f is the optimum of the likelihood of all rows: the gradient vanishes with their mean, and not with the
+    # sample's.
     nodes, weights = problem.nodes(key=None), model.solution_.tilt.weights
     posed = likelihood(problem, nodes)
     assert np.abs(gradient(posed, problem.rkhs_penalty, weights)).max() < 1e-6

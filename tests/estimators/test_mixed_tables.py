@@ -1,4 +1,5 @@
-"""Tables as they are: labels, counts, angles, proportions, amounts with zeros and gaps through everything a model does."""
+"""Tables as they are: labels, counts, angles, proportions, amounts with zeros and gaps through everything a
+model does."""
 
 import jax.random as jr
 import numpy as np
@@ -66,7 +67,8 @@ def test_draws_stay_in_the_support_and_are_cells_of_the_table(model):
 
 
 def test_probabilities_of_labels_and_counts_sum_to_that_of_the_rest(model):
-    """Summed over the labels, and over the counts, of a whole row: what is left is a density that does not depend on them."""
+    """Summed over the labels, and over the counts, of a whole row: what is left is a density that does not
+    depend on them."""
     row = table(1).dropna().iloc[:1]
     several = pd.concat([row] * 2).assign(kind=["u", "v"])
     total = np.logaddexp.reduce(model.score_samples(several))

@@ -1,4 +1,5 @@
-"""Learned chains: they find what is there, do not look at what they are judged by, repeat, resume and survive Ctrl-C."""
+"""Learned chains: they find what is there, do not look at what they are judged by, repeat, resume and survive
+Ctrl-C."""
 
 import jax.random as jr
 import numpy as np
