@@ -616,7 +616,7 @@ def test_fit_with_a_target_stores_a_conditional_model_and_its_names(
         f"mean log density of the training rows {estimator.score(fitted_to, y):.4f}; written to {output}"
         in out
     )
-    assert (estimator.lengthscale, estimator.rkhs_penalty) == (1.0, 0.01)
+    assert (estimator.kernel.lengthscale, estimator.kernel.rkhs_penalty) == (1.0, 0.01)
 
 
 def test_the_features_are_all_but_the_target_by_default(run, labelled, tmp_path, quick_search):

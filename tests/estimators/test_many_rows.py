@@ -151,7 +151,7 @@ def test_what_a_sample_would_not_show_is_said(spoil, settings, error, message, v
 
 def test_rare_gaps_are_left_out_of_the_sums(values):
     gaps = [values, np.full((1, 1), np.nan)]
-    with pytest.warns(UserWarning, match="1 of 4001 rows have missing cells"):
+    with pytest.warns(UserWarning, match="1 of 4001 rows have missing values"):
         model = KernelExpFamily(**SMALL, rows=Rows(in_memory=100)).fit(gaps)
     points = model.density_.scaling.to_model(values)
     assert np.allclose(
