@@ -1,9 +1,4 @@
-<<<<<<< HEAD
-"""Tables as they are: labels, counts, angles, proportions, amounts with zeros and gaps through everything a
-model does."""
-=======
 """Tables with labels, counts, angles, proportions, amounts with zeros and missing cells."""
->>>>>>> chain
 
 import jax.random as jr
 import numpy as np
@@ -71,12 +66,7 @@ def test_draws_stay_in_the_support_and_are_cells_of_the_table(model):
 
 
 def test_probabilities_of_labels_and_counts_sum_to_that_of_the_rest(model):
-<<<<<<< HEAD
-    """Summed over the labels, and over the counts, of a whole row: what is left is a density that does not
-    depend on them."""
-=======
     """The sum over the labels of a row is the density of its other cells."""
->>>>>>> chain
     row = table(1).dropna().iloc[:1]
     several = pd.concat([row] * 2).assign(kind=["u", "v"])
     total = np.logaddexp.reduce(model.score_samples(several))
