@@ -67,7 +67,7 @@ def test_a_pipe_is_written_into(tmp_path, writer):
     pipe, copy = tmp_path / "pipe", tmp_path / "copy"
     os.mkfifo(pipe)
     if save is WRITERS["checkpoint"][0]:
-        with pytest.raises(StorageError, match="a checkpoint is read again"):
+        with pytest.raises(StorageError, match="name a regular file for the checkpoint"):
             save(pipe)
         return
     reader = threading.Thread(target=lambda: copy.write_bytes(pipe.read_bytes()))

@@ -115,7 +115,8 @@ PROGRAM = """if True:
     before = dict(jax.config.values)
     import kexpfam
     rows = np.random.default_rng(0).normal(size=(30, 1))
-    settings = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "base": "gaussian", "n_centres": 5}
+    kernel = kexpfam.Kernel(lengthscale=1.0, rkhs_penalty=0.1, base="gaussian", n_centres=5)
+    settings = {"kernel": kernel}
     model = kexpfam.KernelExpFamily(**settings, random_state=0).fit(rows)
     model.save(sys.argv[1])
     loaded = kexpfam.load(sys.argv[1])

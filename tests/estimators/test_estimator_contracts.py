@@ -90,21 +90,24 @@ COLUMNS = {
 WARNED = """
 import warnings
 import numpy as np
-from kexpfam import Integration, Search
+from kexpfam import Integration, Kernel, Search
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.estimators import KernelDensity, ScoreMatchingExpFamily
 
 rng = np.random.default_rng(0)
 wide, constant = rng.normal(size=(40, 5)), np.column_stack([rng.normal(size=40), np.ones(40)])
-given = {"lengthscale": 0.3, "random_state": 0}
+given = {"lengthscale": 0.3}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     KernelDensity(bandwidth=0.3).fit(np.repeat(wide, 2, axis=0))
     few = Integration(partition_draws=20)
-    KernelExpFamily(rkhs_penalty=0.1, normaliser="importance", integration=few, **given).fit(wide[:, :2])
-    ScoreMatchingExpFamily(rkhs_penalty=1e-6, normaliser="importance", base="gaussian", **given).fit(wide)
+    kernel = Kernel(**given, rkhs_penalty=0.1, normaliser="importance", integration=few)
+    KernelExpFamily(model="kernel", kernel=kernel, random_state=0).fit(wide[:, :2])
+    score = {"rkhs_penalty": 1e-6, "normaliser": "importance", "base": "gaussian", "random_state": 0}
+    ScoreMatchingExpFamily(**score, **given).fit(wide)
     settings = given | {"condition_lengthscale": 0.5, "base_width": 1.0, "power": False}
-    ConditionalKernelExpFamily(search=Search(penalties=(0.1,)), **settings).fit(constant, wide[:, 0])
+    kernel = Kernel(**settings, search=Search(penalties=(0.1,)))
+    ConditionalKernelExpFamily(model="kernel", kernel=kernel, random_state=0).fit(constant, wide[:, 0])
 assert all(warning.filename == __file__ for warning in caught), [str(warning) for warning in caught]
 print(*(warning.category.__name__ for warning in caught))
 """
@@ -410,7 +413,30 @@ def check_target_columns(case):
         assert len(case.model.target_columns_) == 1
 
 
+KERNEL_ATTRIBUTES = ("base_", "lengthscale_", "polish_", "rkhs_penalty_", "selection_", "solution_")
+
+
+def check_kernel_fit(case):
+    """A kernel model shows its settings and its solution; any other model has None."""
+    model = case.model
+    if model.candidates_[0].name != "kernel":
+        assert model.solution_ is None and model.lengthscale_ is None and model.base_ is None
+        return
+    assert model.rkhs_penalty_ == model.kernel.rkhs_penalty
+    np.testing.assert_array_equal(np.unique(model.lengthscale_), [model.kernel.lengthscale])
+    assert model.selection_.settings.rkhs_penalty == model.rkhs_penalty_
+    assert model.base_.log_densities(np.zeros((1, model.density_.scaling.width))).shape == (1,)
+    assert model.solution_.status is model.fits_["kernel"].status
+    assert model.polish_ is None
+
+
+def check_condition_lengthscale(case):
+    assert case.model.condition_lengthscale_.shape == (case.rows[0].shape[1],)
+
+
 CONTRACTS = {
+    **dict.fromkeys(KERNEL_ATTRIBUTES, check_kernel_fit),
+    "condition_lengthscale_": check_condition_lengthscale,
     "calibrate": check_calibrate,
     "conformal_": check_calibration,
     "cdf": check_cdf,

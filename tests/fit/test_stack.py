@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
+from kexpfam.fit.problem import Status
 from kexpfam.fit.stack import compare, stacking_weights
+from kexpfam.fit.task import Fitted
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -40,6 +42,8 @@ def test_a_candidate_that_saves_a_row_in_a_thousand_stays_and_one_that_helps_by_
 
 def test_rows_that_one_candidate_was_not_scored_on_do_not_count():
     held_out = {"a": np.array([0.0, 0.0, np.nan, 5.0]), "b": np.array([-2.0, -2.0, 90.0, np.nan])}
-    first, second = compare(held_out)
+    first, second = compare(
+        {name: Fitted(None, rows, Status.CONVERGED, {}, {}) for name, rows in held_out.items()}
+    )
     assert (first.name, first.weight, first.score) == ("a", pytest.approx(1.0), 0.0)
     assert (second.weight, second.score) == (pytest.approx(0.0), -2.0)

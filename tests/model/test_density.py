@@ -13,7 +13,7 @@ from kexpfam.judge.metrics import mmd_squared
 from kexpfam.model.density import Sampler, TiltedCells
 from kexpfam.model.networks import Identity
 
-DRAWS, STEPS = 2000, 5
+DRAWS, STEPS = 2000, 10
 # The law of a squared distance under chance alone leans to the right: 5 errors are seldom passed.
 ERRORS = 5.0
 

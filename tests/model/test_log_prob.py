@@ -46,14 +46,10 @@ def law():
     )
 
 
-def box(base, **settings):
+def bounded(**settings):
     points = two_moons().sample(120, random_state=0)
     bounds = (points.min(0) - 0.1, points.max(0) + 0.2)
-    return (
-        KernelExpFamily(model="kernel", kernel=Kernel(base=base), bounds=bounds, **settings)
-        .fit(points)
-        .density_
-    )
+    return KernelExpFamily(bounds=bounds, **settings).fit(points).density_
 
 
 def completed():
@@ -70,12 +66,12 @@ MADE = {
         .fit(two_moons().sample(120, random_state=0))
         .density_
     ),
-    "box": lambda: box("box", **KERNEL),
+    "box": lambda: bounded(**changed(KERNEL, base="box")),
     "completed": completed,
     "warped": lambda: KernelExpFamily(**KERNEL).fit(skewed(0)).density_,
     "law": law,
     "chain": lambda: KernelExpFamily(**CHAIN).fit(skewed(0)).density_,
-    "bounded chain": lambda: box("chain", learned=SMALL, random_state=0),
+    "bounded chain": lambda: bounded(**CHAIN),
     "conditional": lambda: ConditionalKernelExpFamily(**CONDITIONAL).fit(*rows_of(0)).density_,
     "conditional chain": lambda: ConditionalKernelExpFamily(**CHAIN).fit(*rows_of(0)).density_,
 }

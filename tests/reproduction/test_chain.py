@@ -99,7 +99,7 @@ def test_the_default_and_the_paper_s_algorithm_are_told_apart():
         assert registry["dde"](0).get_params()["solver"] == "dde"
         assert registry["exact"](3).get_params()["random_state"] == 3
     assert (
-        str(DENSITIES["dde"]) == "KernelExpFamily(solver='dde')"
+        str(DENSITIES["dde"]) == "KernelExpFamily(model='kernel', solver='dde')"
         and str(DENSITIES["auto"]) == "KernelExpFamily()"
     )
 
@@ -223,7 +223,7 @@ def test_a_table_names_the_call_behind_each_column():
     text = tables.headline1([density_record("auto", 0, 2.0)])
     assert (
         "*auto (default)*: `KernelExpFamily()`" in text
-        and "*DDE alone*: `KernelExpFamily(solver='dde')`" in text
+        and "*DDE alone*: `KernelExpFamily(model='kernel', solver='dde')`" in text
     )
 
 

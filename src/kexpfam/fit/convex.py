@@ -86,8 +86,8 @@ def maximise(
     r"""Return the maximiser of ``likelihood - penalty / 2 |w|^2`` by damped Newton steps.
 
     The gradient is :math:`\hat\mu - E_{p_f}[\phi] - \eta w`, the negative Hessian :math:`Cov_{p_f}[\phi] +
-    \eta I`; half the squared decrement bounds the distance to the optimum in nats. Equation ledger:
-    ``KEF-MLE``.
+    \eta I`; half the squared decrement bounds the distance to the optimum in nats.
+    Equation ledger: ``KEF-MLE``.
     """
 
     def evaluate(weights: np.ndarray) -> tuple[float, NodeMasses]:

@@ -103,8 +103,8 @@ def _newton(
 
     With the gradient :math:`s = \log q / p_0 + \phi^\top (\mu_q - \hat\mu) / \eta` and the Hessian
     :math:`diag(1 / q) + \phi \phi^\top / \eta` on :math:`\sum dq = 0`, the step is, with s and phi centred
-    under q, :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`. Equation ledger:
-    ``MAX-ENT``.
+    under q, :math:`d \log q = -s + \phi^\top (\eta I + Cov_q[\phi])^{-1} Cov_q[\phi, s]`.
+    Equation ledger: ``MAX-ENT``.
     """
 
     def evaluate(log_masses: np.ndarray) -> tuple[float, np.ndarray]:
