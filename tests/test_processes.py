@@ -58,12 +58,12 @@ def table(tmp_path_factory):
 # What each of two processes does in the next test.
 SHARED_FIT = """
 import sys
-from kexpfam import KernelExpFamily, Rows, processes
+from kexpfam import Kernel, KernelExpFamily, Rows, processes
 
 rank, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 if address != "alone":
     processes.join(address, 2, rank)
-settings = {"lengthscale": 0.5, "rkhs_penalty": 1e-3, "random_state": 0}
+settings = {"model": "kernel", "kernel": Kernel(lengthscale=0.5, rkhs_penalty=1e-3), "random_state": 0}
 model = KernelExpFamily(**settings, rows=Rows(in_memory=400, block=90)).fit(folder)
 print(repr(model.score(folder)))
 if rank == 0:
