@@ -22,8 +22,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["double_precision", "single_precision"]
-
 # The least recently used programs are deleted beyond this size; programs that compile faster are not stored.
 CACHE_BYTES = 2**30
 CACHE_SECONDS = 0.1

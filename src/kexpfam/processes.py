@@ -10,16 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "LostProcessError",
-    "Place",
-    "first_process_file",
-    "gathered",
-    "join",
-    "lost_process_errors",
-    "place",
-]
-
 # Seconds without a heartbeat after which a process counts as lost.
 HEARTBEAT = 20
 # Types of errors that are raised in all processes; any other is raised as a RuntimeError.

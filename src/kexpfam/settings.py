@@ -9,15 +9,6 @@ import equinox as eqx
 import jax
 import numpy as np
 
-__all__ = [
-    "SettingsRecord",
-    "check_at_least",
-    "check_positive",
-    "check_whole",
-    "copy_changed_records",
-    "shown",
-]
-
 # Characters of a value in a message.
 MOST_SHOWN = 80
 

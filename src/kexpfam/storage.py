@@ -40,8 +40,6 @@ from kexpfam.jax_settings import double_precision, single_precision
 from kexpfam.model import networks
 from kexpfam.version import __version__
 
-__all__ = ["Checkpoint", "StorageError", "load_tree", "restored_fields", "save_tree"]
-
 # Raise FORMAT whenever a reader of the former format would misread a new file; see tools/golden.py.
 FORMAT = 3
 OLDEST_FORMAT = 3

@@ -16,7 +16,6 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from kexpfam.data import tables
 from kexpfam.data.tables import (
     DroppedRowsWarning,
     MissingColumnError,
@@ -497,8 +496,3 @@ class TestWriting:
             write_table(tmp_path / "out.csv", ["a"], rows())
         assert (tmp_path / "out.csv").read_bytes() == before
         assert os.listdir(tmp_path) == ["out.csv"]
-
-
-def test_what_is_public_is_there():
-    assert sorted(tables.__all__) == sorted(set(tables.__all__))
-    assert all(hasattr(tables, name) for name in tables.__all__)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from kexpfam.data.blocks import RowBlocks
     from kexpfam.data.tables import Reading, Table
 
-__all__ = ["Training", "built_in", "fitted", "training"]
-
 
 class Training(NamedTuple):
     """Training data: the names of features and targets, the arguments of ``fit``, and the weights of rows."""
@@ -131,7 +129,7 @@ def _in_blocks(data: Path, blocks: "RowBlocks", chosen: ColumnOptions, reading: 
     import numpy as np
 
     from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
-    from kexpfam.data.tables import converted, warn_of_dropped
+    from kexpfam.data.tables import check_kept, converted
 
     place, first = str(data), next(iter(blocks), None)
     if first is None:
@@ -151,7 +149,7 @@ def _in_blocks(data: Path, blocks: "RowBlocks", chosen: ColumnOptions, reading: 
             table = converted(place, names, block, reading, seen)
             seen, kept = seen + len(block), kept + len(table.values)
             yield table
-        warn_of_dropped(place, seen - kept, seen)
+        check_kept(place, kept, seen)
 
     rows = blocks.then(lambda block, start: split(converted(place, names, block, reading, start)))
     if reading.gaps == "drop":  # the number of rows that remain is unknown before reading

@@ -13,43 +13,24 @@ if TYPE_CHECKING:
 
     from kexpfam.data.tables import Reading, Table
 
-__all__ = [
-    "ColumnOptions",
-    "column_names",
-    "kinds_of",
-    "model_blocks",
-    "model_rows",
-    "names_in",
-    "reading_for",
-    "reads_tables",
-]
-
 # Names of characters that are hard to type in a shell.
 CHARACTERS = {"tab": "\t", r"\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "none": ""}
+HEADER = "Whether the first row contains names; default: detected."
+Text = str | None
 
 
-def _option(*names: str, help: str) -> Any:
+def _option(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="How the table is read")
 
 
 def _reading(
-    separator: Annotated[
-        str | None, _option(help="Separator of cells: ';', tab, space, ...; default: detected.")
-    ] = None,
-    decimal: Annotated[str | None, _option(help="Decimal mark, '.' or ','; default: detected.")] = None,
-    quote: Annotated[str, _option(help="Quotes around cells that contain separators, or none.")] = '"',
-    header: Annotated[
-        bool | None,
-        _option("--header/--no-header", help="Whether the first row contains names; default: detected."),
-    ] = None,
-    encoding: Annotated[str, _option(help="Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
-    missing: Annotated[
-        list[str] | None,
-        _option(help="Another word for missing cells besides NA, nan, ...; repeatable."),
-    ] = None,
-    drop_missing: Annotated[
-        bool, _option("--drop-missing", help="Drop the rows with missing cells.")
-    ] = False,
+    separator: Annotated[Text, _option("Separator: ';', tab, space, ...; default: detected.")] = None,
+    decimal: Annotated[Text, _option("Decimal mark, '.' or ','; default: detected.")] = None,
+    quote: Annotated[str, _option("Quotes around cells that contain separators, or none.")] = '"',
+    header: Annotated[bool | None, _option(HEADER, "--header/--no-header")] = None,
+    encoding: Annotated[str, _option("Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
+    missing: Annotated[list[str] | None, _option("Another word for a missing cell; repeatable.")] = None,
+    drop_missing: Annotated[bool, _option("Drop the rows with missing cells.", "--drop-missing")] = False,
 ) -> "Reading":
     """Return the record of these options."""
     from kexpfam.data.text import MISSING, Reading
@@ -98,9 +79,7 @@ class ColumnOptions(NamedTuple):
         if self.targets is not None and self.columns is not None:
             raise ValueError("--columns is for densities without a target; with --target use --features.")
         if self.targets is None and self.features is not None:
-            raise ValueError(
-                "--features needs --target, the columns to predict; without a target use --columns."
-            )
+            raise ValueError("--features needs --target, the columns to predict; else use --columns.")
 
     def settings(self) -> dict[str, Any]:
         """Return the kinds as settings of an estimator."""
@@ -185,9 +164,7 @@ def kinds_of(given: list[str] | None) -> dict[str, str]:
     for text in given or ():
         name, _, kind = (part.strip() for part in text.rpartition("="))
         if not name or not kind:
-            raise ValueError(
-                f"--kind needs a column and its kind, as in --kind share=bounded:0:1; got {text!r}."
-            )
+            raise ValueError(f"--kind needs a column and its kind, as in share=bounded:0:1; got {text!r}.")
         if name in kinds:
             raise ValueError(f"--kind gives column {name!r} two kinds.")
         kinds[name] = kind
@@ -199,12 +176,10 @@ def _in_order(columns: list[str], known: list[str]) -> list[str]:
     if sorted(columns) == sorted(known):
         return known
     if len(columns) != len(known):
-        raise ValueError(
-            f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}."
-        )
+        needed = f"{len(known)} are needed, for {', '.join(known)}"
+        raise ValueError(f"{len(columns)} columns were named where {needed}.")
     moved = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
     if moved:
-        raise ValueError(
-            f"column {', '.join(moved)} is not in its place; name them in the order {', '.join(known)}."
-        )
+        order = f"name them in the order {', '.join(known)}"
+        raise ValueError(f"column {', '.join(moved)} is not in its place; {order}.")
     return columns

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,6 @@ import numpy as np
 
 from kexpfam.data.frames import arrow_table, layout_of
 from kexpfam.settings import SettingsRecord, check_whole
-
-__all__ = [
-    "DATASETS",
-    "RowBlocks",
-    "Rows",
-    "arrow_dataset",
-    "as_parts",
-    "beside",
-    "joined",
-    "load_array",
-    "numbers",
-    "part",
-    "partition",
-    "row_blocks",
-    "stepped",
-    "with_targets",
-]
 
 READ_ONCE = (
     "can be read only once, but a fit reads its rows several times. Pass a list of tables, an object with "
@@ -111,11 +94,7 @@ class RowBlocks:
             pages = -(-sum(self.lengths) // self.page)
             low, high = (pages * place // count * self.page for place in (rank, rank + 1))
             starts = (0, *accumulate(self.lengths))
-            near = [
-                place
-                for place, length in enumerate(self.lengths)
-                if starts[place] < high and starts[place] + length > low
-            ]
+            near = [place for place, (a, b) in enumerate(pairwise(starts)) if a < high and b > low]
             read = self._started([self.sources[place] for place in near], starts[near[0]] if near else 0)
             read = takewhile(lambda numbered: numbered[0] < high, read)
             mine = lambda start: start >= low
@@ -166,7 +145,10 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
     if _is_table(source):
         return None if len(source) <= settings.in_memory else _slices(source, settings)
     if isinstance(source, list | tuple):
-        return _listed(source, settings) if source and _is_table(as_parts(_block(source[0]))[0]) else None
+        if not source or not _is_table(as_parts(_block(source[0]))[0]):
+            return None
+        lengths = tuple(len(as_parts(_block(table))[0]) for table in source)
+        return RowBlocks(lambda table: [_block(table)], source, lengths, page=settings.block)
     bare = not any(hasattr(source, name) for name in ("__array__", "__len__", "shape", "__getitem__"))
     if not bare or not isinstance(source, Iterable):
         return None
@@ -216,11 +198,6 @@ def partition(frame: Any) -> Iterator[Any]:
     yield frame.compute()
 
 
-def _listed(tables: Sequence[Any], settings: Rows) -> RowBlocks:
-    lengths = tuple(len(as_parts(_block(table))[0]) for table in tables)
-    return RowBlocks(lambda table: [_block(table)], tables, lengths, page=settings.block)
-
-
 def _slices(table: Any, settings: Rows) -> RowBlocks:
     """Return the blocks of a table in memory or memory-mapped."""
     size = settings.block
@@ -237,9 +214,7 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
     if suffix == ".npy":
         return _slices(_named_file(path, load_array), settings)
     if suffix not in DATASETS:
-        raise ValueError(
-            f"{path}: row blocks are read from .npy, .parquet, .feather and folders of .parquet files."
-        )
+        raise ValueError(f"{path}: row blocks are .npy, .parquet, .feather or folders of .parquet files.")
     return _dataset(_named_file(path, partial(arrow_dataset, suffix=suffix)), settings, columns)
 
 
@@ -294,12 +269,8 @@ def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowB
 
     _check_present(columns or (), source.schema.names)
     # Read-ahead and threads would keep many batches in memory.
-    options: dict[str, Any] = {
-        "batch_size": settings.block,
-        "batch_readahead": 0,
-        "fragment_readahead": 0,
-        "use_threads": False,
-    }
+    options: dict[str, Any] = {"batch_readahead": 0, "fragment_readahead": 0, "use_threads": False}
+    options["batch_size"] = settings.block
     if columns is not None:
         options["columns"] = list(columns)
     pieces, lengths = _pieces(source)

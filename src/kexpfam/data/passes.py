@@ -5,6 +5,7 @@ Summaries are merged; the result does not depend on the number of processes.
 """
 
 import abc
+import operator
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +17,6 @@ from kexpfam import processes
 from kexpfam.data.blocks import RowBlocks, as_parts, joined, numbers, part, partition, stepped
 from kexpfam.data.exchange import from_bytes, to_bytes
 from kexpfam.progress import Listener, Report
-
-__all__ = ["Overview", "Sums", "Summary", "run_pass", "take_overview"]
 
 # Standard deviations by which the bound on random numbers exceeds the expected one in ``take_overview``.
 MARGIN = 8.0
@@ -265,7 +264,7 @@ def _run_on_workers(
     starts = np.cumsum([0, *lengths])
     work = client.scatter(partial(_summarised, summary.fresh(), blocks.steps), broadcast=True)
     sources = zip(blocks.sources, starts, strict=False)
-    futures = client.compute([dask.delayed(_call)(work, one, int(start)) for one, start in sources])
+    futures = client.compute([dask.delayed(operator.call)(work, one, int(start)) for one, start in sources])
     found, seen = dict[Any, bytes](), 0
     places = {future.key: place for place, future in enumerate(futures)}
     for future, content in as_completed(futures, with_results=True):
@@ -275,10 +274,6 @@ def _run_on_workers(
             report(Report(stage, seen, int(starts[-1]), {}))
     for place in sorted(found):
         summary.merge(found[place])
-
-
-def _call(work: Callable[[Any, int], bytes], block: Any, start: int) -> bytes:
-    return work(block, start)
 
 
 def _summarised(

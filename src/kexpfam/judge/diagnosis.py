@@ -11,8 +11,6 @@ import numpy as np
 
 from kexpfam.settings import SettingsRecord
 
-__all__ = ["Diagnosis", "Judgement", "Measurement", "plain", "verdict_of"]
-
 VERDICTS = ("poor", "fair", "good")
 COLOURS = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}
 

@@ -21,8 +21,6 @@ from kexpfam.model.density import Estimate, TiltedDensity, WeightedDraws
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import ChainDensity, Stack, uniform_levels
 
-__all__ = ["MEASURES", "SamplerFit", "diagnose", "measure_log_partition", "measure_status", "sampler_fit"]
-
 PASS_ROWS = "Pass held-out X and y to diagnose() to measure the calibration of the predicted distributions."
 # Folded into the key of the certificate, so that its draws are not those of the other measurements.
 CERTIFICATE = 1

@@ -5,8 +5,6 @@ import numpy as np
 from kexpfam.model.density import Estimate
 from kexpfam.model.kernels import median_distance
 
-__all__ = ["mmd_squared", "neighbour_log_density"]
-
 
 def mmd_squared(
     xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = None, rows_per_chunk: int = 2048

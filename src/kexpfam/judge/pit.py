@@ -10,16 +10,6 @@ from jaxtyping import Array, Float, Key
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 
-__all__ = [
-    "column_ranks",
-    "coverage_text",
-    "density_ranks",
-    "inside_central",
-    "pit_measurements",
-    "region_levels",
-    "tarp",
-]
-
 # Draws in memory at a time.
 CHUNK_DRAWS = 20_000
 

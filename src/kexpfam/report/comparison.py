@@ -15,8 +15,6 @@ from kexpfam.plot.canvas import bare_arrays
 from kexpfam.report.page import Figures, Page, Paragraph, Section, Table, drawn, fragment
 from kexpfam.report.subject import Evaluation
 
-__all__ = ["Comparison", "Entry", "compare", "compare_rows"]
-
 # Draws that are timed, and repetitions, of which the fastest counts.
 DRAWS, RUNS = 1000, 3
 # A difference of more than this many standard errors is significant.

@@ -17,19 +17,6 @@ from kexpfam.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = [
-    "Code",
-    "Drawing",
-    "Figures",
-    "Page",
-    "Paragraph",
-    "Section",
-    "Table",
-    "Verdict",
-    "drawn",
-    "fragment",
-]
-
 
 class Block:
     """A part of a page; the template of its kind turns it into HTML."""

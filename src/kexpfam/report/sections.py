@@ -29,8 +29,6 @@ from kexpfam.report.page import Block, Code, Drawing, Figures, Paragraph, Sectio
 from kexpfam.report.subject import Subject
 from kexpfam.report.trials import trial_blocks
 
-__all__ = ["SECTIONS", "lead", "title_of"]
-
 # Most columns with a marginal plot, and most features with a plot of intervals.
 MOST_MARGINALS, MOST_BANDS = 24, 4
 WORDS = {

@@ -8,8 +8,6 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-__all__ = ["inline_svg"]
-
 # Resolution of scatter plots and maps, which are images within the SVG.
 DOTS_PER_INCH = 144
 POINTS_TO_PIXELS = 4.0 / 3.0
