@@ -74,11 +74,9 @@ def gathered(work: Callable[[], bytes]) -> list[bytes]:
     for rank, received in enumerate(messages):
         if received[:1] == FAILURE:
             name, _, text = received[1:].decode().partition(":")
-            raise (
-                own
-                if own is not None and rank == _place.rank
-                else SHARED_ERRORS.get(name, RuntimeError)(text)
-            )
+            if own is not None and rank == _place.rank:
+                raise own
+            raise SHARED_ERRORS.get(name, RuntimeError)(text)
     return [received[1:] for received in messages]
 
 

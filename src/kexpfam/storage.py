@@ -216,9 +216,8 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
         return node | {name: _encode(getattr(value, name), f"{place}.{name}", tensors) for name in names}
     if callable(value):
         return {"$function": _function_name(value, place, tensors)}
-    raise TypeError(
-        f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts"
-    )
+    name = type(value).__name__
+    raise TypeError(f"{place}: cannot store a {name}; use arrays, numbers, strings, lists or dicts")
 
 
 def _encode_dict(value: dict, place: str, tensors: _Tensors) -> dict[str, Any]:
@@ -235,9 +234,8 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
     if id(value) in tensors.nodes:
         return tensors.nodes[id(value)]
     if value.dtype.name not in DTYPES:
-        raise TypeError(
-            f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
-        )
+        known = ", ".join(DTYPES)
+        raise TypeError(f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {known}")
     name = place
     while name in tensors:  # {"a.b": x} and {"a": {"b": y}} have the same place
         name += "'"
@@ -261,9 +259,8 @@ def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
     # Lambdas and local functions have no unique name.
     if not tensors.restored and "<" not in getattr(function, "__qualname__", "<"):
         return f"{function.__module__}:{function.__qualname__}"
-    raise TypeError(
-        f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}"
-    )
+    names = ", ".join(sorted(FUNCTIONS))
+    raise TypeError(f"{place}: cannot store the function {function!r}; use one of {names}")
 
 
 def _stored_name(value: Any, place: str, tensors: _Tensors) -> str:
@@ -273,9 +270,7 @@ def _stored_name(value: Any, place: str, tensors: _Tensors) -> str:
     name = next(foreign, f"{cls.__module__}:{cls.__qualname__}")
     if tensors.restored and _find_class(name) is not cls:
         known = ", ".join(FOREIGN_CLASSES)
-        raise TypeError(
-            f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored"
-        )
+        raise TypeError(f"{place}: cannot store a {name}; only classes of kexpfam and {known} are restored")
     return name
 
 
@@ -306,24 +301,20 @@ def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     return record
 
 
-def _jax_tensor(name: str, tensors: dict[str, Any], convert: Callable[[np.ndarray], jax.Array]) -> jax.Array:
-    """Return the tensor as a JAX array, the same object each time."""
-    if not isinstance(tensors[name], jax.Array):
-        tensors[name] = convert(tensors[name])
+def _jax_tensor(name: str, tensors: dict[str, Any], *, weak: bool = False) -> jax.Array:
+    """Return the tensor as a JAX array, the same object each time.
+
+    A strong type instead of a weak one would change the types of results.
+    """
+    values = tensors[name]
+    if not isinstance(values, jax.Array):
+        with single_precision() if weak and values.dtype.itemsize < 8 else double_precision():
+            tensors[name] = jnp.array(values)
+            if weak:
+                # Only Python numbers make weak types, in this precision; setting values keeps the type.
+                zeros = jnp.broadcast_to(jnp.asarray(values.dtype.type(0).item()), values.shape)
+                tensors[name] = zeros.at[...].set(values)
     return tensors[name]
-
-
-def _to_jax(values: np.ndarray) -> jax.Array:
-    with double_precision():
-        return jnp.array(values)
-
-
-def _to_weak_jax(values: np.ndarray) -> jax.Array:
-    """Return a weakly typed array; a strong type would change the types of results."""
-    # Only Python numbers make weak types, in the current precision; overwriting the values keeps the type.
-    with double_precision() if values.dtype.itemsize == 8 else single_precision():
-        zeros = jnp.broadcast_to(jnp.asarray(values.dtype.type(0).item()), values.shape)
-        return zeros.at[...].set(values)
 
 
 DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
@@ -333,8 +324,8 @@ DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "$items": lambda node, tensors: {key: _decode(item, tensors) for key, item in node["$items"]},
     "$numpy": lambda node, tensors: tensors[node["$numpy"]],
     "$scalar": lambda node, tensors: tensors[node["$scalar"]][()],
-    "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors, _to_jax),
-    "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, _to_weak_jax),
+    "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors),
+    "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, weak=True),
     "$function": lambda node, tensors: FUNCTIONS[node["$function"]],
     "$enum": lambda node, tensors: _class_named(node["$enum"], _is_enum)[node["member"]],
     "$class": _decode_record,
@@ -429,20 +420,15 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 def _check_format(header: dict[str, str], path: Path) -> None:
     if header.get("format") != "kexpfam":
-        raise StorageError(
-            f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved"
-        )
-    version, writer = header.get("version", ""), header.get("kexpfam", "of unknown version")
+        raise StorageError(f"{path} is not a safetensors file of kexpfam; pass a file that kexpfam saved")
+    version = header.get("version", "")
     if not re.fullmatch("[0-9]{1,9}", version):
         raise StorageError(f"{path} has no valid format number ({version!r}); it is damaged")
+    found = f"{path} has format {version}, of kexpfam {header.get('kexpfam', 'of unknown version')}"
     if int(version) > FORMAT:
-        raise StorageError(
-            f"{path} has format {version}, of kexpfam {writer}, which is newer; upgrade kexpfam"
-        )
+        raise StorageError(f"{found}, which is newer; upgrade kexpfam")
     if int(version) < OLDEST_FORMAT:
-        raise StorageError(
-            f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again"
-        )
+        raise StorageError(f"{found}; {USE_THE_WRITER}, or fit the model again")
 
 
 def _why_unreadable(path: Path) -> str:

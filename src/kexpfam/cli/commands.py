@@ -146,7 +146,9 @@ def fit(
     ] = None,
     model: Annotated[str, Option(help="auto, kernel, chain or mixture.")] = "auto",
     solver: Annotated[str, Option(help="auto, exact, dde, ...; an unknown name lists all.")] = "auto",
-    kernel: Annotated[str, Option(help="gaussian, laplace, ...; an unknown name lists all.")] = "gaussian",
+    kernel: Annotated[
+        str, Option(help="gaussian, laplace, matern32, ...; a wrong name lists all.")
+    ] = "gaussian",
     base: Annotated[Names, Option(help="gaussian, box or mixture; default: chosen.")] = None,
     effort: Annotated[str, Option(help="fast, default or best: time for chains.")] = "default",
     lengthscale: Annotated[float | None, Option(help="Default: chosen from the data.")] = None,

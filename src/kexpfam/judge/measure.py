@@ -150,10 +150,8 @@ def measure_status(status: enum.Enum, name: str = "status", label: str = "solver
 
 def measure_log_partition(estimate: Estimate, *, conditional: bool = False) -> Measurement:
     """Return the log-partition function: poor if its error is large or rests on too few effective draws."""
-    level, meaning = (
-        "good",
-        "The normaliser is known: log densities are comparable with those of other models.",
-    )
+    level = "good"
+    meaning = "The normaliser is known: log densities are comparable with those of other models."
     if not estimate.trustworthy:
         level = "poor"
         meaning = (
@@ -280,9 +278,7 @@ def _chain(found: Evidence, density: ChainDensity) -> Iterator[Measurement]:
     level = settings.below(error, settings.good_normaliser_error)
     meaning = "The cells are fine enough for the density."
     if level != "good":
-        meaning = (
-            "A learned tilt is too sharp for its cells: a column has few distinct values, or rows are few."
-        )
+        meaning = "A learned tilt is too sharp for its cells: few distinct values in a column, or few rows."
     text, label = f"at most {error:.1g}", "error of log Z(x)"
     yield Measurement("chain_normaliser_error", error, None, level, meaning, label, text)
     level = settings.below(kl.value, settings.good_sampler_kl)

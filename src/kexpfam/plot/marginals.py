@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from kexpfam.data.kinds import Category
-from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, one_panel, panels, shortened
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, panels, shortened
 
 # A column with at most this many distinct values is shown as the share of each.
 MOST_VALUES = 20
@@ -31,7 +31,7 @@ def plot_marginal(
     ``levels`` are the labels of a category, whose values are their positions. Missing values (NaN) are left
     out.
     """
-    figure, axis = one_panel(ax, width=3.4, height=2.6)
+    figure, (axis,) = panels(1, ax, width=3.4, height=2.6)
     column = _finite(values)
     drawn = None if draws is None else _finite(draws)
     distinct = np.unique(column) if levels is None else np.arange(len(levels), dtype=float)

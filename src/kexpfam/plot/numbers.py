@@ -29,11 +29,6 @@ def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
     return Kinds(inputs or (Real(),) * features, outputs or (Real(),) * targets)
 
 
-def levels_of(kind: AbstractKind | None) -> list[str] | None:
-    """Return the labels of a category in the order of their codes; numbers have none."""
-    return None if kind is None else kind.labels
-
-
 def numbers_of(estimator: Any, *tables: Any) -> tuple[np.ndarray, ...]:
     """Return a table, or features and targets, as two-dimensional arrays of numbers."""
     if not hasattr(estimator, "density_"):
