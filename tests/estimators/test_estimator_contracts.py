@@ -473,7 +473,7 @@ def pairs():
             yield paired("estimator", name, method, slow=name == "SplineFlow" or method == "report")
     for name in QUICK:
         for conditional in (False, True):
-            if conditional and not solver_from(name, conditional=False).knows_conditions:
+            if conditional and not solver_from(name, conditional=False).supports_conditions:
                 continue
             for method in OF_SOLVERS:
                 yield paired("solver", name, method, conditional, slow=method == "diagnose")

@@ -1,9 +1,8 @@
 """Weights of rows in every estimator: repetition, and nothing else.
 
-Two equalities are kept. With every setting given, integer weights are repeated rows up to rounding. With settings searched for,
-a table with weights is the same table with its rows repeated and weights of one: to the last bit, because equal rows are made
-one before anything random happens.
-"""
+Two equalities are kept. With every setting given, integer weights are repeated rows up to rounding. With
+settings searched for, a table with weights is the same table with its rows repeated and weights of one: to
+the last bit, because equal rows are made one before anything random happens."""
 
 import numpy as np
 import pytest

@@ -147,7 +147,7 @@ def fit(
     model: Annotated[str, Option(help="auto, kernel, chain or mixture.")] = "auto",
     solver: Annotated[str, Option(help="auto, exact, dde, ...; an unknown name lists all.")] = "auto",
     kernel: Annotated[
-        str, Option(help="gaussian, laplace, matern32, ...; a wrong name lists all.")
+        str, Option(help="gaussian, laplace, matern32, ...; any other lists all.")
     ] = "gaussian",
     base: Annotated[Names, Option(help="gaussian, box or mixture; default: chosen.")] = None,
     effort: Annotated[str, Option(help="fast, default or best: time for chains.")] = "default",

@@ -88,7 +88,8 @@ class Folds:
         self.weights = self._common(penalty).weights
 
     def scores(self, penalty: float) -> np.ndarray:
-        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if there are none."""
+        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if
+        there are none."""
         optimum = self._common(penalty)
         self.weights = optimum.weights
         problem = self.all
