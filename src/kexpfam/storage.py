@@ -169,9 +169,8 @@ class Checkpoint:
         expected, structure = jax.tree.flatten(arrays)
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
-            raise StorageError(
-                f"{self.path} belongs to a fit of other data, settings or solver; remove it or name another"
-            )
+            wrong = f"{self.path} belongs to a fit of other data, settings or solver"
+            raise StorageError(f"{wrong}; remove it or name another")
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
@@ -420,7 +419,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 def _check_format(header: dict[str, str], path: Path) -> None:
     if header.get("format") != "kexpfam":
-        raise StorageError(f"{path} is not a safetensors file of kexpfam; pass a file that kexpfam saved")
+        raise StorageError(f"{path} is a safetensors file, but not one of kexpfam; pass one of kexpfam")
     version = header.get("version", "")
     if not re.fullmatch("[0-9]{1,9}", version):
         raise StorageError(f"{path} has no valid format number ({version!r}); it is damaged")

@@ -14,7 +14,6 @@ from typer import Argument, Option
 
 import kexpfam
 from kexpfam.cli import inputs, launcher, results
-from kexpfam.cli.fitting import built_in, fitted, training
 from kexpfam.cli.inputs import ColumnOptions, kinds_of, names_in, reads_tables
 from kexpfam.cli.reproduce import checkout, reproduce
 from kexpfam.files import written
@@ -32,9 +31,7 @@ FIRST_STEPS = {
     "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
 }
 
-app = typer.Typer(
-    name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+app = typer.Typer(name="kexpfam", pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
 def _lines(heading: str, *commands: str) -> str:
@@ -147,7 +144,7 @@ def fit(
     model: Annotated[str, Option(help="auto, kernel, chain or mixture.")] = "auto",
     solver: Annotated[str, Option(help="auto, exact, dde, ...; an unknown name lists all.")] = "auto",
     kernel: Annotated[
-        str, Option(help="gaussian, laplace, matern32, ...; any other lists all.")
+        str, Option(help="gaussian, laplace, matern32, ...; an unknown name lists all.")
     ] = "gaussian",
     base: Annotated[Names, Option(help="gaussian, box or mixture; default: chosen.")] = None,
     effort: Annotated[str, Option(help="fast, default or best: time for chains.")] = "default",
@@ -163,17 +160,19 @@ def fit(
     json: Json = False,
 ) -> None:
     """Fit the density of a table, or of a target given features, and store the model."""
+    from kexpfam.datasets import SYNTHETIC
+
     chosen = ColumnOptions(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
-    table = built_in(data, chosen, rows, seed)
-    _check_output(output, checkpoint, None if table else Path(data))
+    _check_output(output, checkpoint, None if data in SYNTHETIC else Path(data))
     first = launcher.is_first_process(data, processes, coordinator, process_id, checkpoint)
     from kexpfam import Kernel
+    from kexpfam.cli.fitting import built_in, fitted, training
 
     record = Kernel(kernel, lengthscale=lengthscale, rkhs_penalty=rkhs_penalty, base=base)
     settings: dict[str, Any] = {"model": model, "kernel": record, "effort": effort, "solver": solver}
     settings |= {"random_state": seed, "checkpoint": checkpoint}
     settings |= {"progress": first and not quiet and sys.stderr.isatty()}
-    table = table or training(Path(data), chosen, reading)
+    table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
     estimator, what, score = fitted(table, settings | chosen.settings())
     if not first:
         return

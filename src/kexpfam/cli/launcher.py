@@ -96,13 +96,11 @@ def launch(count: int, checkpoint: Path | None) -> int:
 def _start(place: str, log: IO[bytes], rank: int, count: int) -> subprocess.Popen:
     """Start one process; all but the first write to a log."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    environment = dict.fromkeys(THREADS, threads) | os.environ | {PLACE: place}
+    env = dict.fromkeys(THREADS, threads) | os.environ | {PLACE: place}
     command = [sys.executable, "-c", "from kexpfam.cli import main; main()", *sys.argv[1:]]
     # In a new session an interrupt of the terminal reaches the launcher only; the pipe closes when that ends.
     outputs: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": log} if rank else {}
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, start_new_session=True, **outputs
-    )
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True, **outputs)
 
 
 def _wait(started: list[subprocess.Popen]) -> None:

@@ -12,14 +12,10 @@ import kexpfam
 
 def reproduce(
     what: Annotated[str, Argument(help="all, page, or an experiment; an unknown name lists the valid ones.")],
-    folder: Annotated[
-        Path | None, Option(help="Folder of the records; default: reproduction[-quick].")
-    ] = None,
+    folder: Annotated[Path | None, Option(help="Folder of records; default: reproduction[-quick].")] = None,
     quick: Annotated[bool, Option("--quick", help="Run all steps on reduced sizes.")] = False,
     jobs: Annotated[int, Option(help="Number of processes, with one thread each.")] = 2,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Delete earlier records of the experiments first.")
-    ] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Delete earlier records of the experiments.")] = False,
     tables_in: Annotated[list[Path] | None, Option(help="A page whose marked tables are updated.")] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")] = False,
 ) -> None:
@@ -29,9 +25,7 @@ def reproduce(
     """
     place = checkout()
     if place is None:
-        raise ValueError(
-            "kexpfam reproduce needs the repository: run it in a checkout with the folder 'reproduction'."
-        )
+        raise ValueError("kexpfam reproduce needs the repository: run it in a checkout.")
     sys.path.insert(0, str(place))
     from kexpfam.estimators.base import listening
     from reproduction import pages, records, runner, specs

@@ -24,6 +24,8 @@ READ_ONCE = (
     "can be read only once, but a fit reads its rows several times. Pass a list of tables, an object with "
     "__iter__, or the path of a Parquet file."
 )
+# A change of a block, given the number of its first row.
+Step = Callable[[Any, int], Any]
 # The name of the Arrow dataset format of each suffix.
 DATASETS = {".parquet": "parquet", ".pq": "parquet", ".feather": "ipc", ".arrow": "ipc"}
 
@@ -66,7 +68,7 @@ class RowBlocks:
     read: Callable[[Any], Iterable[Any]]
     sources: Sequence[Any] = (None,)
     lengths: tuple[int, ...] | None = None
-    steps: tuple[Callable[[Any, int], Any], ...] = ()
+    steps: tuple[Step, ...] = ()
     page: int = 65_536
     beside: tuple[tuple[str, int], ...] = ()
 
@@ -78,7 +80,7 @@ class RowBlocks:
     def __iter__(self) -> Iterator[Any]:
         return (block for _, block in self.numbered())
 
-    def then(self, step: Callable[[Any, int], Any]) -> "RowBlocks":
+    def then(self, step: Step) -> "RowBlocks":
         """Return the blocks with another step applied to each of them."""
         return replace(self, steps=(*self.steps, step))
 
@@ -118,7 +120,7 @@ def as_parts(block: Any) -> tuple[Any, ...]:
     return block if isinstance(block, tuple) else (block,)
 
 
-def stepped(steps: Iterable[Callable[[Any, int], Any]], block: Any, start: int) -> Any:
+def stepped(steps: Iterable[Step], block: Any, start: int) -> Any:
     """Return a block after some steps; ``start`` is the number of its first row."""
     for step in steps:
         block = step(block, start)
@@ -169,9 +171,7 @@ def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
         y = _named_file(Path(y), load_array)
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
-        raise TypeError(
-            f"targets of row blocks must be names of columns or an array of all rows, got {type(y).__name__}."
-        )
+        raise TypeError(f"y must be names of columns or an array of all rows, got {type(y).__name__}.")
     return beside(blocks, y, "y")
 
 
@@ -187,9 +187,8 @@ def _with_rows_of(block: Any, start: int, *, table: Any, name: str) -> tuple[Any
     parts = as_parts(block)
     stop = start + len(parts[0])
     if stop > len(table):
-        raise ValueError(
-            f"{name} must have one entry for each row; there are {stop} rows or more, {len(table)} entries."
-        )
+        found = f"there are {stop} rows or more, {len(table)} entries"
+        raise ValueError(f"{name} must have one entry for each row; {found}.")
     return (*parts, part(table, slice(start, stop)))
 
 
@@ -304,9 +303,7 @@ def _is_table(source: Any) -> bool:
 def _block(given: Any) -> Any:
     """Return a block as a frame or an array, or a tuple of them."""
     if isinstance(given, str | os.PathLike):
-        raise TypeError(
-            "a block must be a table of rows, not the path of a file; pass the path of a folder of the files."
-        )
+        raise TypeError("a block must be a table, not the path of a file; pass the path of their folder.")
     if isinstance(given, tuple):
         return tuple(map(_block, given))
     given = arrow_table(given)

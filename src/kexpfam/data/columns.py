@@ -65,9 +65,7 @@ def check_kinds(values: np.ndarray, columns: Columns) -> None:
 def _refuse_constant(constant: np.ndarray, names: Sequence[str] | None) -> None:
     if np.any(constant):
         found = _named(constant, names)
-        raise ValueError(
-            f"constant column(s) {found}: a constant has no density; remove them before fitting."
-        )
+        raise ValueError(f"constant column(s) {found}: a constant has no density; remove them first.")
 
 
 def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "column(s)") -> None:

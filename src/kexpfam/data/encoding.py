@@ -15,6 +15,11 @@ FEW_VALUES, REPEATED = 20, 10
 # A column within 0 and 1 that comes this close to both may be a proportion.
 CLOSE_TO_ENDS = 0.1
 
+DATES = (
+    "dates or durations: convert them to numbers, such as days since the first of them, or hours of the day "
+    "of kind 'periodic:24'."
+)
+
 Wanted = Mapping[Any, Any] | None
 
 
@@ -91,9 +96,8 @@ class Columns(eqx.Module):
         for (name, kind), column in zip(self.shown.items(), values.T, strict=True):
             outside = column[~kind.inside(column)]
             if len(outside):
-                raise ValueError(
-                    f"column {name} holds {outside[0]:g}, which is not {kind}: correct its kind or the cell."
-                )
+                wrong = f"column {name} holds {outside[0]:g}, which is not {kind}"
+                raise ValueError(f"{wrong}: correct its kind or the cell.")
             if np.all(np.isnan(column)):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
@@ -154,10 +158,7 @@ def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractK
     present = [cell for cell in column.tolist() if not is_missing(cell)] if column.dtype == object else []
     first = present[0] if present else None
     if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
-        raise ValueError(
-            f"column {name} holds dates or durations: turn them into numbers, such as days since the first "
-            "of them, or hours of the day of kind 'periodic:24'."
-        )
+        raise ValueError(f"column {name} contains {DATES}")
     if kind is None:
         labels = any(isinstance(cell, str | bytes | bool | np.bool_) for cell in present)
         kind = Category() if labels or column.dtype.kind in "bUST" else Real()

@@ -95,9 +95,7 @@ class AbstractKind(eqx.Module):
         """Return the inputs of a network that encode values in model units."""
         return z[:, None]
 
-    def centre(
-        self, values: Float[np.ndarray, "n m"], masses: Float[np.ndarray, "n m"]
-    ) -> Float[np.ndarray, " n"]:
+    def centre(self, values: Float[AnyArray, "n m"], masses: Float[AnyArray, "n m"]) -> Float[AnyArray, " n"]:
         """Return the mean of each row of values with these masses, which sum to 1."""
         return np.sum(masses * values, axis=1)
 
@@ -109,9 +107,8 @@ class AbstractKind(eqx.Module):
             cells = [np.nan if is_missing(cell) else _as_float(cell, name) for cell in column.tolist()]
             numbers = np.array(cells, float)
         if np.any(np.isinf(numbers)):
-            raise ValueError(
-                f"Input contains infinity or a value too large for dtype('float64') in column {name}."
-            )
+            problem = "infinity or a value too large for dtype('float64')"
+            raise ValueError(f"Input contains {problem} in column {name}.")
         return numbers
 
     def cells(self, values: np.ndarray, *, whole: bool) -> np.ndarray:
@@ -148,9 +145,7 @@ class AbstractInterval(AbstractKind):
 
     def __check_init__(self) -> None:
         if not self.ends[0] < self.ends[1]:
-            raise ValueError(
-                f"the lower bound must be below the upper one, got {self.low!r} and {self.high!r}."
-            )
+            raise ValueError(f"the lower bound must be below the upper one, got {self!r}.")
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -343,19 +338,16 @@ def as_kind(kind: object) -> AbstractKind:
     if isinstance(kind, type) and issubclass(kind, AbstractKind):
         kind = kind.__name__.lower()
     if not isinstance(kind, str) or kind.split(":")[0] not in KINDS:
-        raise ValueError(
-            f"unknown kind of column {kind!r}: use one of {', '.join(KINDS)}, "
-            "or an object such as Bounded(0, 1)."
-        )
+        known = f"use one of {', '.join(KINDS)}, or an object such as Bounded(0, 1)"
+        raise ValueError(f"unknown kind of column {kind!r}: {known}.")
     name, *rest = kind.split(":")
     if name == "atom":
         rest = rest[:1] + ([":".join(rest[1:])] if rest[1:] else [])
     try:
         return KINDS[name](*(rest if name == "category" else map(_argument, rest)))
     except TypeError:
-        raise ValueError(
-            f"{kind!r} lacks a number, or has too many: write 'bounded:0:1', 'periodic:360', 'atom:0'."
-        ) from None
+        ways = "write 'bounded:0:1', 'periodic:360', 'atom:0'"
+        raise ValueError(f"{kind!r} lacks a number, or has too many: {ways}.") from None
 
 
 def harmonics(angles: Float[AnyArray, "*n"], weights: Float[np.ndarray, " k"]) -> Float[AnyArray, "*n w"]:
@@ -413,10 +405,8 @@ def _as_float(cell: Any, name: str) -> float:
     try:
         return float(cell)
     except TypeError:
-        raise TypeError(
-            f"column {name}: a cell must be a string or a number, and this argument is not: {cell!r}."
-        ) from None
+        words = "a cell must be a string or a number, and this argument is not"
+        raise TypeError(f"column {name}: {words}: {cell!r}.") from None
     except ValueError:
-        raise ValueError(
-            f"column {name} holds {cell!r}, which is no number; of kind 'category' it may hold texts."
-        ) from None
+        words = "which is no number; of kind 'category' it may hold texts"
+        raise ValueError(f"column {name} holds {cell!r}, {words}.") from None

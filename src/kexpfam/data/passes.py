@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from kexpfam import processes
-from kexpfam.data.blocks import RowBlocks, as_parts, joined, numbers, part, partition, stepped
+from kexpfam.data.blocks import RowBlocks, Step, as_parts, joined, numbers, part, partition, stepped
 from kexpfam.data.exchange import from_bytes, to_bytes
 from kexpfam.progress import Listener, Report
 
@@ -184,9 +184,8 @@ class _Sampling(Summary):
             return
         widths, known = [len(side) for side in low], [len(side) for side in self.low]
         if widths != known:
-            raise ValueError(
-                f"after row {start}, a block has {widths[0]} columns where the first has {known[0]}."
-            )
+            found = f"{widths[0]} columns where the first has {known[0]}"
+            raise ValueError(f"after row {start}, a block has {found}.")
         self.low = [np.fmin(old, new) for old, new in zip(self.low, low, strict=True)]
         self.high = [np.fmax(old, new) for old, new in zip(self.high, high, strict=True)]
 
@@ -276,9 +275,7 @@ def _run_on_workers(
         summary.merge(found[place])
 
 
-def _summarised(
-    summary: Summary, steps: tuple[Callable[[Any, int], Any], ...], block: Any, start: int
-) -> bytes:
+def _summarised(summary: Summary, steps: tuple[Step, ...], block: Any, start: int) -> bytes:
     """Return the packed summary of one partition."""
     own = summary.fresh()
     own.add_block(start, stepped(steps, block, start))

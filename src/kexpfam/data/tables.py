@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kexpfam.data.blocks import DATASETS, Rows, arrow_dataset, load_array, row_blocks
-from kexpfam.data.text import OPENING, Reading, TableError, cells_of, dates, omitted, text_form, unreadable
+from kexpfam.data.text import DATES, OPENING, Reading, TableError, cells_of, omitted, text_form, unreadable
 from kexpfam.files import written
 from kexpfam.stacklevel import caller_level
 
@@ -38,6 +38,8 @@ COMPRESSED: dict[bytes, Callable[..., Any]] = {
 TEXTS = {".csv": None, ".tsv": "\t", ".tab": "\t", ".txt": None, ".dat": None}
 MAGIC = {b"\x93NUMPY": ".npy", b"PAR1": ".parquet", b"ARROW1": ".feather"}
 READABLE = ".csv, .tsv, .txt, .npy, .parquet or .feather, compressed or not"
+# Blocks of rows that are written, each a sequence of columns.
+Blocks = Iterable[Sequence[np.ndarray]]
 # Returns the positions of the columns to read, given the place for messages, the names if any, and the width.
 Choice = Callable[[str, list[str] | None, int], list[int]]
 
@@ -152,10 +154,9 @@ def by_name(columns: list[str] | None) -> Choice:
     def choose(place: str, names: list[str] | None, width: int) -> list[int]:
         known = numbered(width) if names is None else names
         if columns is None and "" in known:
-            raise TableError(
-                f"{place}: column {known.index('') + 1} has no name; if it contains row numbers, select the "
-                f"others with --columns {','.join(name for name in known if name)}."
-            )
+            named = ",".join(name for name in known if name)
+            problem = f"{place}: column {known.index('') + 1} has no name; if it contains row numbers, "
+            raise TableError(f"{problem}select the others with --columns {named}.")
         wanted = known if columns is None else columns
         missing = [name for name in wanted if name not in known]
         if missing:
@@ -182,9 +183,8 @@ def by_name_or_order(columns: list[str]) -> Choice:
             if names is not None and names != numbered(width):
                 raise
         if width != len(columns):
-            raise TableError(
-                f"{place}: {width} columns without names, {len(columns)} are needed: {', '.join(columns)}."
-            )
+            needed = f"{len(columns)} are needed: {', '.join(columns)}"
+            raise TableError(f"{place}: {width} columns without names, {needed}.")
         return list(range(width))
 
     return choose
@@ -304,7 +304,7 @@ def _typed(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
 
     kind = column.type
     if types.is_temporal(kind):
-        raise TableError(f"{place}: {dates(name)}")
+        raise TableError(f"{place}: column {name!r} contains {DATES}")
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     label = name in reading.labels
@@ -325,9 +325,8 @@ def _checked(place: str, names: list[str], columns: list[np.ndarray], reading: R
     for name, column in zip(names, columns, strict=True):
         if column.dtype != object and np.isinf(column).any():
             row = int(np.flatnonzero(np.isinf(column))[0])
-            raise TableError(
-                f"{place}, row {start + row + 1}: column {name!r} is {column[row]}, not a finite number."
-            )
+            cell = f"{place}, row {start + row + 1}: column {name!r} is {column[row]}"
+            raise TableError(f"{cell}, not a finite number.")
     missing = np.any(gaps, axis=0)
     if reading.gaps == "refuse" and missing.any():
         row = int(np.flatnonzero(missing)[0])
@@ -347,7 +346,7 @@ def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def write_table(path: Path, names: list[str], blocks: Iterable[Sequence[np.ndarray]]) -> int:
+def write_table(path: Path, names: list[str], blocks: Blocks) -> int:
     """Write blocks of rows to a file of the type that its name says; return the number of rows.
 
     The file is written completely or not at all. Blocks are written as they come, except to .npy.
@@ -389,9 +388,7 @@ def output_type(path: Path) -> str:
     )
 
 
-def write_csv(
-    stream: Any, names: list[str], blocks: Iterable[Sequence[np.ndarray]], separator: str = ","
-) -> int:
+def write_csv(stream: Any, names: list[str], blocks: Blocks, separator: str = ",") -> int:
     """Write a header and rows to a stream of text; return the number of rows. Numbers keep all their bits."""
     writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
     rows = 0
@@ -403,7 +400,7 @@ def write_csv(
     return rows
 
 
-def _write_arrow(file: Any, kind: str, names: list[str], blocks: Iterable[Sequence[np.ndarray]]) -> int:
+def _write_arrow(file: Any, kind: str, names: list[str], blocks: Blocks) -> int:
     import pyarrow
     import pyarrow.parquet
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kexpfam.data.encoding import DATES
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -175,16 +177,8 @@ def cells_of(place: str, name: str, column: Any, reading: Reading, decimal: str,
             problem = f"{place}, row {row}: column {name!r} is {cell!r}, not a number; {ways}{omitted(name)}"
             raise TableError(f"{problem}.")
         if compute.all(compute.match_substring_regex(cells, DATE)).as_py():
-            raise TableError(f"{place}: {dates(name)}")
+            raise TableError(f"{place}: column {name!r} contains {DATES}")
     return np.array(cells.to_pylist(), dtype=object)
-
-
-def dates(name: str) -> str:
-    """Return the message on a column of dates."""
-    return (
-        f"column {name!r} contains dates or durations; convert them to numbers first, for example to days "
-        "since the first date or to hours of the day."
-    )
 
 
 def omitted(name: str) -> str:

@@ -44,9 +44,7 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be numbers, one for each row.") from None
     if weight.shape != (rows,):
-        raise ValueError(
-            f"{name} must have one number for each of the {rows} rows, got shape {weight.shape}."
-        )
+        raise ValueError(f"{name} must have one number for each of {rows} rows, got shape {weight.shape}.")
     for wrong, text in ((~np.isfinite(weight), "be finite"), (weight < 0.0, "not be negative")):
         if np.any(wrong):
             raise ValueError(f"{name} must {text}; row {np.argmax(wrong)} has {weight[wrong][0]:g}.")

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -124,9 +125,8 @@ def _of_fact(name: str, fact: Fact, **fields: str) -> Measurement:
 
 def measure_candidates(found: Evidence) -> Iterator[Measurement]:
     """Yield weight and held-out score of each candidate that was scored."""
-    for name, weight, score, error in (
-        (c.name, c.weight, c.score, c.standard_error) for c in found.candidates
-    ):
+    fields = operator.attrgetter("name", "weight", "score", "standard_error")
+    for name, weight, score, error in map(fields, found.candidates):
         if np.isfinite(score):
             yield Measurement(f"{name}_weight", weight, meaning=f"Weight of the {name} in the density.")
             text = f"{weight:.0%} of the density; held-out score {score:.3f} ± {error:.1g}"

@@ -20,9 +20,7 @@ def plot_calibration(diagnosis: Diagnosis) -> Figure:
     The grey bands contain all bars, and the whole curve, of a calibrated model with probability 95 %.
     """
     if "pit" not in diagnosis:
-        raise ValueError(
-            "this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model."
-        )
+        raise ValueError("this diagnosis has no calibration: pass held-out X and y to diagnose().")
     figure, axes = panels(2, width=4.5, height=4.0)
     pit, levels = diagnosis["pit"], diagnosis["region_level"]
     plot_pit(pit.value, name=pit.text, ax=axes[0])

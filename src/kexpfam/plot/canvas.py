@@ -8,16 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgba
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 # Both colours are legible on white and on black, and distinct with red-green colour blindness.
 DATA_COLOUR = "#d9622b"
 MODEL_COLOUR = "#2f7fc1"
 # Density 0 is transparent.
-DENSITY_COLOURS = LinearSegmentedColormap.from_list(
-    "density", [to_rgba(MODEL_COLOUR, alpha) for alpha in (0.0, 1.0)]
-)
+DENSITY_COLOURS = LinearSegmentedColormap.from_list("density", [f"{MODEL_COLOUR}00", MODEL_COLOUR])
 
 
 class Picture(Figure):

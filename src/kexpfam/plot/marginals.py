@@ -9,7 +9,6 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.data.kinds import Category
 from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, panels, shortened
 
 # A column with at most this many distinct values is shown as the share of each.
@@ -67,8 +66,8 @@ def plot_columns(draws: np.ndarray, data: np.ndarray | None, columns: Any, names
                 axis.bar(seen + 0.4 * (place - 0.5), counts / counts.sum(), width=0.4, alpha=0.6, **look)
             else:
                 axis.hist(values, bins=40, density=True, histtype="step", **look)
-        if isinstance(kind, Category):
-            axis.set_xticks(range(len(kind.levels)), [str(level) for level in kind.levels])
+        if kind.labels:
+            name_levels(axis.xaxis, kind.labels)
         axis.set_xlabel(str(name))
     axes[0].legend()
     return figure
