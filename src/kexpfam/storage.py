@@ -240,14 +240,11 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
         name += "'"
     # safetensors writes the memory of an array, so it must be contiguous and in native byte order.
     tensors[name] = np.array(value, dtype=np.dtype(value.dtype).newbyteorder("="), order="C")
-    tensors.nodes[id(value)] = {_array_tag(value): name}
-    return tensors.nodes[id(value)]
-
-
-def _array_tag(value: np.ndarray | np.generic | jax.Array) -> str:
+    tag = "$numpy" if isinstance(value, np.ndarray) else "$scalar"
     if isinstance(value, jax.Array):
-        return "$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax"
-    return "$numpy" if isinstance(value, np.ndarray) else "$scalar"
+        tag = "$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax"
+    tensors.nodes[id(value)] = {tag: name}
+    return tensors.nodes[id(value)]
 
 
 def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
@@ -289,7 +286,7 @@ def _decode_dict(nodes: dict[str, Any], tensors: dict[str, Any]) -> dict[str, An
 
 def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     """Return a module or named tuple with the stored fields; its ``__init__`` is not called."""
-    cls = _class_named(node["$class"], _is_record)
+    cls = _class_named(node["$class"])
     stored = _decode_dict({name: item for name, item in node.items() if name != "$class"}, tensors)
     values = restored_fields(cls.__name__, stored, _field_names(cls), functools.partial(_default, cls))
     if issubclass(cls, tuple):
@@ -326,7 +323,7 @@ DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors),
     "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, weak=True),
     "$function": lambda node, tensors: FUNCTIONS[node["$function"]],
-    "$enum": lambda node, tensors: _class_named(node["$enum"], _is_enum)[node["member"]],
+    "$enum": lambda node, tensors: _class_named(node["$enum"], is_enum=True)[node["member"]],
     "$class": _decode_record,
 }
 
@@ -335,10 +332,6 @@ def _is_record(cls: Any) -> bool:
     if not isinstance(cls, type):
         return False
     return issubclass(cls, eqx.Module) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-
-
-def _is_enum(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, enum.Enum)
 
 
 def _field_names(cls: Any) -> tuple[str, ...]:
@@ -359,10 +352,10 @@ def _default(cls: Any, name: str) -> Any:
     return field.metadata.get("converter", lambda default: default)(value)
 
 
-def _class_named(name: str, is_expected: Callable[[Any], bool]) -> Any:
+def _class_named(name: str, *, is_enum: bool = False) -> Any:
     """Return the class of that name; modules outside kexpfam are never imported."""
     found = _find_class(name)
-    if not is_expected(found):
+    if not (isinstance(found, enum.EnumType) if is_enum else _is_record(found)):
         raise StorageError(f"{name!r} is not a class that this kexpfam can restore; {USE_THE_WRITER}")
     return found
 
@@ -411,7 +404,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError:
-        raise StorageError(_why_unreadable(path)) from None
+        with open(path, "rb") as stream:
+            opening = stream.read(LENGTH_BYTES + len(OPENING))[LENGTH_BYTES:]
+        reason = "is not a kexpfam file; pass a file that kexpfam saved"
+        if OPENING.startswith(opening):
+            reason = "is cut short or damaged; copy it again from its source, or save it again"
+        raise StorageError(f"{path} {reason}") from None
     if header.pop("checksum", None) != _checksum(header, tensors):
         raise StorageError(f"{path} is damaged: its checksum does not match; copy or save it again")
     return header, tensors
@@ -428,14 +426,6 @@ def _check_format(header: dict[str, str], path: Path) -> None:
         raise StorageError(f"{found}, which is newer; upgrade kexpfam")
     if int(version) < OLDEST_FORMAT:
         raise StorageError(f"{found}; {USE_THE_WRITER}, or fit the model again")
-
-
-def _why_unreadable(path: Path) -> str:
-    with open(path, "rb") as file:
-        opening = file.read(LENGTH_BYTES + len(OPENING))[LENGTH_BYTES:]
-    if OPENING.startswith(opening):
-        return f"{path} is cut short or damaged; copy it again from its source, or save it again"
-    return f"{path} is not a kexpfam file; pass a file that kexpfam saved"
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, np.ndarray]) -> str:

@@ -72,7 +72,7 @@ def training(data: Path, chosen: ColumnOptions, reading: Reading) -> Training:
 
     table = read_table(data, reading=reading, choose=choose)
     (found,) = roles
-    return Training(found.features, found.targets or None, found.split(table), found.weights(table))
+    return Training(found.features, found.targets or None, *found.split(table))
 
 
 class _Roles(NamedTuple):
@@ -82,14 +82,11 @@ class _Roles(NamedTuple):
     targets: list[str]
     weight: list[str]
 
-    def split(self, table: Table) -> tuple[Any, ...]:
-        """Return the features, and the targets if there are any; a single target is a vector."""
-        width, count = len(self.features), len(self.targets)
-        X, y = (table.part(range(*ends)).values for ends in ((0, width), (width, width + count)))
-        return (X, y[:, 0] if count == 1 else y) if count else (X,)
-
-    def weights(self, table: Table) -> np.ndarray | None:
-        return table.part([len(table.names) - 1]).values[:, 0] if self.weight else None
+    def split(self, table: Table) -> tuple[tuple[Any, ...], np.ndarray | None]:
+        """Return the arguments of ``fit``, of which a single target is a vector, and the weights if any."""
+        X, y, weight = table.split(*map(len, self))
+        rows = (X, y[:, 0] if y.shape[1] == 1 else y) if self.targets else (X,)
+        return rows, weight[:, 0] if self.weight else None
 
 
 def _roles(place: str, names: list[str] | None, width: int, given: ColumnOptions) -> tuple[list[int], _Roles]:
@@ -121,7 +118,7 @@ def _in_blocks(data: Path, blocks: RowBlocks, chosen: ColumnOptions, reading: Re
         blocks = row_blocks(data, Rows(), columns=names) or blocks
 
     def split(table: Table) -> Any:
-        parts = roles.split(table)
+        parts, _ = roles.split(table)
         return parts if len(parts) > 1 else parts[0]
 
     def whole_rows(_: Any) -> Iterator[Table]:
@@ -137,5 +134,5 @@ def _in_blocks(data: Path, blocks: RowBlocks, chosen: ColumnOptions, reading: Re
         rows = RowBlocks(lambda source: map(split, whole_rows(source)))
     weights = None
     if roles.weight:
-        weights = np.concatenate([cast(np.ndarray, roles.weights(table)) for table in whole_rows(None)])
+        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows(None)])
     return Training(roles.features, roles.targets or None, (rows,), weights)

@@ -107,18 +107,18 @@ def column_names(estimator: Any) -> tuple[list[str], list[str]]:
     return features, getattr(estimator, "target_names_", None) or unnamed
 
 
-def model_rows(estimator: Any, data: Path, reading: "Reading | None" = None) -> "tuple[np.ndarray, ...]":
+def model_rows(estimator: Any, data: Path, reading: "Reading") -> "tuple[np.ndarray, ...]":
     """Return the model's columns of a file: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import Table, by_name_or_order, read_table
+    from kexpfam.data.tables import by_name_or_order, read_table
 
     features, targets = column_names(estimator)
     known = [*features, *targets]
     table = read_table(data, reading=reading_for(estimator, reading), choose=by_name_or_order(known))
-    return _parts(Table(known, table.values), len(features))
+    return _parts(table, features, targets)
 
 
 def model_blocks(
-    estimator: Any, data: Path, columns: list[str] | None, reading: "Reading | None"
+    estimator: Any, data: Path, columns: list[str] | None, reading: "Reading"
 ) -> "Iterator[tuple[np.ndarray, ...]]":
     """Yield the model's columns of a file in blocks of rows; ``columns`` are their names in the file."""
     from kexpfam.data.tables import by_name, table_blocks
@@ -131,20 +131,17 @@ def model_blocks(
         reading = reading._replace(labels=[columns[known.index(name)] for name in reading.labels])
         choose = by_name(columns)
     for block in table_blocks(data, columns or known, reading, choose=choose):
-        yield _parts(block, len(features))
+        yield _parts(block, features, targets)
 
 
-def _parts(table: "Table", width: int) -> "tuple[np.ndarray, ...]":
-    """Return the first columns, and the others if there are any."""
-    ends = [range(width), range(width, len(table.names))]
-    return tuple(table.part(part).values for part in ends if part)
+def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np.ndarray, ...]":
+    """Return the columns of the features, and of the targets if there are any."""
+    parts = table.split(len(features), len(targets))
+    return tuple(parts if targets else parts[:1])
 
 
-def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
+def reading_for(estimator: Any, reading: "Reading") -> "Reading":
     """Return how a table is read for a model: labels are its categories; gaps are kept if it has kinds."""
-    from kexpfam.data.text import Reading
-
-    reading = reading or Reading()
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))

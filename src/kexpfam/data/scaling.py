@@ -253,12 +253,11 @@ class InputEncoding(eqx.Module):
         xp = z.__array_namespace__()
         there = xp.isfinite(z)
         safe = xp.where(there, z, 0.0)
-        parts = [safe] if plain else [self._column(safe, there, j) for j in range(len(self.kinds))]
+        parts = [safe]
+        if not plain:
+            parts = [kind.encoded(safe[:, j]) * there[:, j, None] for j, kind in enumerate(self.kinds)]
         flags = [xp.isinf(z[:, list(self.atoms)]), xp.isnan(z[:, list(self.gaps)])]
         return xp.concatenate([*parts, *flags], axis=1).astype(z.dtype)
-
-    def _column(self, z: AnyArray, there: AnyArray, j: int) -> AnyArray:
-        return self.kinds[j].encoded(z[:, j]) * there[:, j, None]
 
 
 class InputScaling(Scaling):

@@ -66,14 +66,15 @@ class Table(NamedTuple):
     names: list[str]
     values: np.ndarray
 
-    def part(self, positions: Sequence[int]) -> "Table":
-        """Return the columns at these positions; without labels among them they are numbers again."""
-        values = self.values[:, list(positions)]
-        if values.dtype == object:
-            with contextlib.suppress(TypeError, ValueError):
-                if not any(isinstance(cell, str | bool) for cell in values.ravel()):
-                    values = values.astype(float)
-        return Table([self.names[j] for j in positions], values)
+    def split(self, *widths: int) -> list[np.ndarray]:
+        """Return the values in groups of adjacent columns; a group without labels is of numbers again."""
+        groups = np.split(self.values, np.cumsum(widths)[:-1], axis=1)
+        labelled = lambda group: any(isinstance(cell, str | bool) for cell in group.ravel())
+        for k, group in enumerate(groups):
+            if group.dtype == object and not labelled(group):
+                with contextlib.suppress(TypeError, ValueError):
+                    groups[k] = group.astype(float)
+        return groups
 
 
 class _Opened(NamedTuple):
