@@ -6,6 +6,7 @@ the last bit, because equal rows are made one before anything random happens."""
 
 import numpy as np
 import pytest
+from oracles import changed
 from sklearn.utils import estimator_checks
 from test_estimator_contracts import SETTINGS
 
@@ -76,7 +77,9 @@ def members(names):
 def made(name, **changes):
     if name == "SplineFlow":
         pytest.importorskip("flowjax")
-    return getattr(estimators, name)(**SETTINGS[name] | changes, random_state=0)
+    settings = SETTINGS[name]
+    settings = changed(settings, **changes) if "kernel" in settings else settings | changes
+    return getattr(estimators, name)(**settings, random_state=0)
 
 
 def rows_for(model):
