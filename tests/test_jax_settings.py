@@ -116,7 +116,7 @@ PROGRAM = """if True:
     import kexpfam
     rows = np.random.default_rng(0).normal(size=(30, 1))
     settings = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "base": "gaussian", "n_centres": 5}
-    model = kexpfam.KernelExpFamily(**settings, random_state=0).fit(rows)
+    model = kexpfam.KernelExpFamily(kernel=kexpfam.Kernel(**settings), random_state=0).fit(rows)
     model.save(sys.argv[1])
     loaded = kexpfam.load(sys.argv[1])
     scores = loaded.score_samples(rows)
