@@ -196,7 +196,3 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "File too large" in done.stderr
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["out.csv"])
-
-
-def test_what_is_public_is_there():
-    assert files.__all__ == ["written"]

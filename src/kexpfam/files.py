@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["written"]
-
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:

@@ -22,8 +22,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["double_precision", "single_precision"]
-
 # The least recently used programs are deleted beyond this size; programs that compile faster are not stored.
 CACHE_BYTES = 2**30
 CACHE_SECONDS = 0.1
@@ -36,12 +34,8 @@ _caller_settings: dict[str, Any] = {}
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
     """Return a context in which JAX computes in float64 and compiled programs are cached."""
-    _enter_cache()
-    try:
-        with jax.enable_x64(True):
-            yield
-    finally:
-        _exit_cache()
+    with _cache(), jax.enable_x64(True):
+        yield
 
 
 def single_precision() -> AbstractContextManager:
@@ -49,7 +43,9 @@ def single_precision() -> AbstractContextManager:
     return jax.enable_x64(False)
 
 
-def _enter_cache() -> None:
+@contextlib.contextmanager
+def _cache() -> Iterator[None]:
+    """Return a context with a cache, unless the caller has one; the last to close restores all settings."""
     global _open_contexts
     with _lock:
         _open_contexts += 1
@@ -57,20 +53,18 @@ def _enter_cache() -> None:
             for name, value in _cache_settings(os.environ.get("KEXPFAM_CACHE")).items():
                 _caller_settings[name] = jax.config.values[name]
                 jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_contexts -= 1
+            if _open_contexts == 0 and _caller_settings:
+                from jax.experimental.compilation_cache import compilation_cache
 
-
-def _exit_cache() -> None:
-    """Restore the caller's settings when the last context closes."""
-    global _open_contexts
-    with _lock:
-        _open_contexts -= 1
-        if _open_contexts == 0 and _caller_settings:
-            from jax.experimental.compilation_cache import compilation_cache
-
-            for name, value in _caller_settings.items():
-                jax.config.update(name, value)
-            _caller_settings.clear()
-            compilation_cache.reset_cache()  # JAX would keep the folder that it has opened
+                for name, value in _caller_settings.items():
+                    jax.config.update(name, value)
+                _caller_settings.clear()
+                compilation_cache.reset_cache()  # JAX would keep the folder that it has opened
 
 
 @functools.cache

@@ -10,16 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "LostProcessError",
-    "Place",
-    "first_process_file",
-    "gathered",
-    "join",
-    "lost_process_errors",
-    "place",
-]
-
 # Seconds without a heartbeat after which a process counts as lost.
 HEARTBEAT = 20
 # Types of errors that are raised in all processes; any other is raised as a RuntimeError.
@@ -84,11 +74,9 @@ def gathered(work: Callable[[], bytes]) -> list[bytes]:
     for rank, received in enumerate(messages):
         if received[:1] == FAILURE:
             name, _, text = received[1:].decode().partition(":")
-            raise (
-                own
-                if own is not None and rank == _place.rank
-                else SHARED_ERRORS.get(name, RuntimeError)(text)
-            )
+            if own is not None and rank == _place.rank:
+                raise own
+            raise SHARED_ERRORS.get(name, RuntimeError)(text)
     return [received[1:] for received in messages]
 
 

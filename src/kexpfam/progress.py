@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-__all__ = ["Bar", "Listener", "Report"]
-
 # Health values that the bar shows, with their labels; without any of these, the first values are shown.
 SHOWN = {"sampler_gap": "gap", "effective_share": "effective", "value": "value", "score": "score"}
 MOST_SHOWN = 3

@@ -9,15 +9,6 @@ import equinox as eqx
 import jax
 import numpy as np
 
-__all__ = [
-    "SettingsRecord",
-    "check_at_least",
-    "check_positive",
-    "check_whole",
-    "copy_changed_records",
-    "shown",
-]
-
 # Characters of a value in a message.
 MOST_SHOWN = 80
 
@@ -52,19 +43,16 @@ class SettingsRecord(eqx.Module):
         for key, value in params.items():
             name, _, inner = key.partition("__")
             if name not in values:
-                raise ValueError(
-                    f"Invalid parameter {name!r} for {type(self).__name__}. "
-                    f"Valid parameters are: {list(values)}."
-                )
+                valid = f"Valid parameters are: {list(values)}."
+                raise ValueError(f"Invalid parameter {name!r} for {type(self).__name__}. {valid}")
             if inner:
                 nested[name][inner] = value
             else:
                 values[name] = value
         for name, inner_params in nested.items():
             if not hasattr(values[name], "set_params"):
-                raise ValueError(
-                    f"{name} of {type(self).__name__} is {values[name]!r}, which has no parameters."
-                )
+                owner = f"{name} of {type(self).__name__}"
+                raise ValueError(f"{owner} is {values[name]!r}, which has no parameters.")
             values[name] = _copy(values[name]).set_params(**inner_params)
         changed = type(self)(**values)  # runs converters and checks
         for field in dataclasses.fields(self):
@@ -73,11 +61,9 @@ class SettingsRecord(eqx.Module):
 
     def __repr__(self) -> str:
         """Return a constructor call with the fields that differ from their defaults."""
-        fields = _init_fields(self)
-        changed = {
-            field.name: value for field in fields if _differs(field, value := getattr(self, field.name))
-        }
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
+        values = [(field, getattr(self, field.name)) for field in _init_fields(self)]
+        changed = (f"{field.name}={value!r}" for field, value in values if _differs(field, value))
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __eq__(self, other: object) -> bool:  # type: ignore[override]
         if type(self) is not type(other):

@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["caller_level"]
-
 
 def caller_level() -> int:
     """Return the ``stacklevel`` with which ``warnings.warn`` names the first line outside the package.

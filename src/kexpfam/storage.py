@@ -40,8 +40,6 @@ from kexpfam.jax_settings import double_precision, single_precision
 from kexpfam.model import networks
 from kexpfam.version import __version__
 
-__all__ = ["Checkpoint", "StorageError", "load_tree", "restored_fields", "save_tree"]
-
 # Raise FORMAT whenever a reader of the former format would misread a new file; see tools/golden.py.
 FORMAT = 3
 OLDEST_FORMAT = 3
@@ -171,9 +169,8 @@ class Checkpoint:
         expected, structure = jax.tree.flatten(arrays)
         same_task = kind == "checkpoint" and metadata.get("fingerprint") == self._fingerprint
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
-            raise StorageError(
-                f"{self.path} belongs to a fit of other data, settings or solver; remove it or name another"
-            )
+            wrong = f"{self.path} belongs to a fit of other data, settings or solver"
+            raise StorageError(f"{wrong}; remove it or name another")
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
@@ -218,9 +215,8 @@ def _encode(value: Any, place: str, tensors: _Tensors) -> Any:
         return node | {name: _encode(getattr(value, name), f"{place}.{name}", tensors) for name in names}
     if callable(value):
         return {"$function": _function_name(value, place, tensors)}
-    raise TypeError(
-        f"{place}: cannot store a {type(value).__name__}; use arrays, numbers, strings, lists or dicts"
-    )
+    name = type(value).__name__
+    raise TypeError(f"{place}: cannot store a {name}; use arrays, numbers, strings, lists or dicts")
 
 
 def _encode_dict(value: dict, place: str, tensors: _Tensors) -> dict[str, Any]:
@@ -237,22 +233,18 @@ def _encode_array(value: Any, place: str, tensors: _Tensors) -> dict[str, str]:
     if id(value) in tensors.nodes:
         return tensors.nodes[id(value)]
     if value.dtype.name not in DTYPES:
-        raise TypeError(
-            f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {', '.join(DTYPES)}"
-        )
+        known = ", ".join(DTYPES)
+        raise TypeError(f"{place}: cannot store an array of {value.dtype.name}; convert it to one of {known}")
     name = place
     while name in tensors:  # {"a.b": x} and {"a": {"b": y}} have the same place
         name += "'"
     # safetensors writes the memory of an array, so it must be contiguous and in native byte order.
     tensors[name] = np.array(value, dtype=np.dtype(value.dtype).newbyteorder("="), order="C")
-    tensors.nodes[id(value)] = {_array_tag(value): name}
-    return tensors.nodes[id(value)]
-
-
-def _array_tag(value: np.ndarray | np.generic | jax.Array) -> str:
+    tag = "$numpy" if isinstance(value, np.ndarray) else "$scalar"
     if isinstance(value, jax.Array):
-        return "$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax"
-    return "$numpy" if isinstance(value, np.ndarray) else "$scalar"
+        tag = "$weak_jax" if value.weak_type and value.dtype.name in WEAK_DTYPES else "$jax"
+    tensors.nodes[id(value)] = {tag: name}
+    return tensors.nodes[id(value)]
 
 
 def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
@@ -263,9 +255,8 @@ def _function_name(function: Callable, place: str, tensors: _Tensors) -> str:
     # Lambdas and local functions have no unique name.
     if not tensors.restored and "<" not in getattr(function, "__qualname__", "<"):
         return f"{function.__module__}:{function.__qualname__}"
-    raise TypeError(
-        f"{place}: cannot store the function {function!r}; use one of {', '.join(sorted(FUNCTIONS))}"
-    )
+    names = ", ".join(sorted(FUNCTIONS))
+    raise TypeError(f"{place}: cannot store the function {function!r}; use one of {names}")
 
 
 def _stored_name(value: Any, place: str, tensors: _Tensors) -> str:
@@ -275,9 +266,7 @@ def _stored_name(value: Any, place: str, tensors: _Tensors) -> str:
     name = next(foreign, f"{cls.__module__}:{cls.__qualname__}")
     if tensors.restored and _find_class(name) is not cls:
         known = ", ".join(FOREIGN_CLASSES)
-        raise TypeError(
-            f"{place}: cannot store a {name}; only classes of kexpfam and {known} can be restored"
-        )
+        raise TypeError(f"{place}: cannot store a {name}; only classes of kexpfam and {known} are restored")
     return name
 
 
@@ -297,7 +286,7 @@ def _decode_dict(nodes: dict[str, Any], tensors: dict[str, Any]) -> dict[str, An
 
 def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     """Return a module or named tuple with the stored fields; its ``__init__`` is not called."""
-    cls = _class_named(node["$class"], _is_record)
+    cls = _class_named(node["$class"])
     stored = _decode_dict({name: item for name, item in node.items() if name != "$class"}, tensors)
     values = restored_fields(cls.__name__, stored, _field_names(cls), functools.partial(_default, cls))
     if issubclass(cls, tuple):
@@ -308,24 +297,20 @@ def _decode_record(node: dict[str, Any], tensors: dict[str, Any]) -> Any:
     return record
 
 
-def _jax_tensor(name: str, tensors: dict[str, Any], convert: Callable[[np.ndarray], jax.Array]) -> jax.Array:
-    """Return the tensor as a JAX array, the same object each time."""
-    if not isinstance(tensors[name], jax.Array):
-        tensors[name] = convert(tensors[name])
+def _jax_tensor(name: str, tensors: dict[str, Any], *, weak: bool = False) -> jax.Array:
+    """Return the tensor as a JAX array, the same object each time.
+
+    A strong type instead of a weak one would change the types of results.
+    """
+    values = tensors[name]
+    if not isinstance(values, jax.Array):
+        with single_precision() if weak and values.dtype.itemsize < 8 else double_precision():
+            tensors[name] = jnp.array(values)
+            if weak:
+                # Only Python numbers make weak types, in this precision; setting values keeps the type.
+                zeros = jnp.broadcast_to(jnp.asarray(values.dtype.type(0).item()), values.shape)
+                tensors[name] = zeros.at[...].set(values)
     return tensors[name]
-
-
-def _to_jax(values: np.ndarray) -> jax.Array:
-    with double_precision():
-        return jnp.array(values)
-
-
-def _to_weak_jax(values: np.ndarray) -> jax.Array:
-    """Return a weakly typed array; a strong type would change the types of results."""
-    # Only Python numbers make weak types, in the current precision; overwriting the values keeps the type.
-    with double_precision() if values.dtype.itemsize == 8 else single_precision():
-        zeros = jnp.broadcast_to(jnp.asarray(values.dtype.type(0).item()), values.shape)
-        return zeros.at[...].set(values)
 
 
 DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
@@ -335,10 +320,10 @@ DECODERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "$items": lambda node, tensors: {key: _decode(item, tensors) for key, item in node["$items"]},
     "$numpy": lambda node, tensors: tensors[node["$numpy"]],
     "$scalar": lambda node, tensors: tensors[node["$scalar"]][()],
-    "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors, _to_jax),
-    "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, _to_weak_jax),
+    "$jax": lambda node, tensors: _jax_tensor(node["$jax"], tensors),
+    "$weak_jax": lambda node, tensors: _jax_tensor(node["$weak_jax"], tensors, weak=True),
     "$function": lambda node, tensors: FUNCTIONS[node["$function"]],
-    "$enum": lambda node, tensors: _class_named(node["$enum"], _is_enum)[node["member"]],
+    "$enum": lambda node, tensors: _class_named(node["$enum"], is_enum=True)[node["member"]],
     "$class": _decode_record,
 }
 
@@ -347,10 +332,6 @@ def _is_record(cls: Any) -> bool:
     if not isinstance(cls, type):
         return False
     return issubclass(cls, eqx.Module) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-
-
-def _is_enum(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, enum.Enum)
 
 
 def _field_names(cls: Any) -> tuple[str, ...]:
@@ -371,10 +352,10 @@ def _default(cls: Any, name: str) -> Any:
     return field.metadata.get("converter", lambda default: default)(value)
 
 
-def _class_named(name: str, is_expected: Callable[[Any], bool]) -> Any:
+def _class_named(name: str, *, is_enum: bool = False) -> Any:
     """Return the class of that name; modules outside kexpfam are never imported."""
     found = _find_class(name)
-    if not is_expected(found):
+    if not (isinstance(found, enum.EnumType) if is_enum else _is_record(found)):
         raise StorageError(f"{name!r} is not a class that this kexpfam can restore; {USE_THE_WRITER}")
     return found
 
@@ -423,7 +404,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError:
-        raise StorageError(_why_unreadable(path)) from None
+        with open(path, "rb") as stream:
+            opening = stream.read(LENGTH_BYTES + len(OPENING))[LENGTH_BYTES:]
+        reason = "is not a kexpfam file; pass a file that kexpfam saved"
+        if OPENING.startswith(opening):
+            reason = "is cut short or damaged; copy it again from its source, or save it again"
+        raise StorageError(f"{path} {reason}") from None
     if header.pop("checksum", None) != _checksum(header, tensors):
         raise StorageError(f"{path} is damaged: its checksum does not match; copy or save it again")
     return header, tensors
@@ -431,28 +417,15 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 def _check_format(header: dict[str, str], path: Path) -> None:
     if header.get("format") != "kexpfam":
-        raise StorageError(
-            f"{path} is a safetensors file, but not one of kexpfam; pass a file that kexpfam saved"
-        )
-    version, writer = header.get("version", ""), header.get("kexpfam", "of unknown version")
+        raise StorageError(f"{path} is a safetensors file, but not one of kexpfam; pass one of kexpfam")
+    version = header.get("version", "")
     if not re.fullmatch("[0-9]{1,9}", version):
         raise StorageError(f"{path} has no valid format number ({version!r}); it is damaged")
+    found = f"{path} has format {version}, of kexpfam {header.get('kexpfam', 'of unknown version')}"
     if int(version) > FORMAT:
-        raise StorageError(
-            f"{path} has format {version}, of kexpfam {writer}, which is newer; upgrade kexpfam"
-        )
+        raise StorageError(f"{found}, which is newer; upgrade kexpfam")
     if int(version) < OLDEST_FORMAT:
-        raise StorageError(
-            f"{path} has format {version}, of kexpfam {writer}; {USE_THE_WRITER}, or fit the model again"
-        )
-
-
-def _why_unreadable(path: Path) -> str:
-    with open(path, "rb") as file:
-        opening = file.read(LENGTH_BYTES + len(OPENING))[LENGTH_BYTES:]
-    if OPENING.startswith(opening):
-        return f"{path} is cut short or damaged; copy it again from its source, or save it again"
-    return f"{path} is not a kexpfam file; pass a file that kexpfam saved"
+        raise StorageError(f"{found}; {USE_THE_WRITER}, or fit the model again")
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, np.ndarray]) -> str:

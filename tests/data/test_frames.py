@@ -12,7 +12,6 @@ import sklearn
 from sklearn.base import clone
 
 import kexpfam
-from kexpfam.data import frames
 from kexpfam.data.frames import Layout, as_table, framed, layout_of, row_name
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity, KernelDensity
 
@@ -282,8 +281,3 @@ class TestConditionals:
 def test_pictures_of_a_model_of_a_frame(densities):
     labels = [axis.get_xlabel() for axis in densities["polars"].plot().axes]
     assert {"left", "right", "load"} <= set(labels)
-
-
-def test_what_is_public_is_there():
-    assert frames.__all__ == sorted(frames.__all__)
-    assert all(hasattr(frames, name) for name in frames.__all__)

@@ -70,7 +70,7 @@ def test_intervals_stand_under_each_label(conditional):
 def test_a_report_on_rows_with_labels_takes_them_as_they_are(conditional):
     new = table()
     page = conditional.report(X=new[["region", "children"]], y=new["amount"]).html
-    assert "120 held-out rows" in page and "region = north" in page
+    assert "120 held-out rows" in page and any(f"region = {one}" in page for one in REGIONS)
 
 
 @pytest.mark.slow

@@ -32,10 +32,9 @@ class _LogProb(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         theta, x = ctx.saved_tensors
         slopes = ctx.estimator.slopes(_rows(theta), _rows(x))
-        chain = lambda slope, at: (
-            grads[0][:, None] * torch.as_tensor(np.array(slope), dtype=at.dtype, device=at.device)
-        )
-        return None, chain(slopes[0], theta), chain(slopes[1], x)
+        tensor = lambda slope, at: torch.as_tensor(np.array(slope), dtype=at.dtype, device=at.device)
+        own, other = (grads[0][:, None] * tensor(*pair) for pair in zip(slopes, (theta, x), strict=True))
+        return None, own, other
 
 
 class KernelEstimator(ConditionalDensityEstimator):
@@ -47,9 +46,7 @@ class KernelEstimator(ConditionalDensityEstimator):
     def __init__(self, model: ConditionalEstimator) -> None:
         density = density_of(model)
         if not density.conditional:
-            raise ValueError(
-                "a posterior needs a ConditionalKernelExpFamily of the parameters given the data."
-            )
+            raise ValueError("a posterior needs a conditional model of the parameters given the data.")
         shapes = torch.Size([density.scaling.width]), torch.Size([model.n_features_in_])
         super().__init__(torch.nn.Identity(), *shapes)
         self.density: AbstractDensity = density

@@ -103,9 +103,7 @@ class KernelDistribution(BaseDistribution):
             return self._iat(rowidx, colidx)
         chosen = _positions(rowidx, len(self._rows))
         columns = self.columns.take(_positions(colidx, len(self.columns)))
-        return KernelDistribution(
-            self.density, self._rows[chosen], index=self.index.take(chosen), columns=columns
-        )
+        return KernelDistribution(self.density, self._rows[chosen], self.index.take(chosen), columns)
 
     def _iat(self, rowidx: Any = None, colidx: Any = None) -> "KernelDistribution":
         if rowidx is None or colidx is None:

@@ -7,45 +7,17 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer import Argument, Option
 
 import kexpfam
-from kexpfam.cli.fitting import built_in, fitted, training
-from kexpfam.cli.inputs import (
-    ColumnOptions,
-    column_names,
-    kinds_of,
-    model_blocks,
-    model_rows,
-    names_in,
-    reads_tables,
-)
-from kexpfam.cli.launcher import (
-    LOST,
-    Coordinator,
-    Processes,
-    ProcessId,
-    is_first_process,
-    started_by_launcher,
-)
+from kexpfam.cli import inputs, launcher, results
+from kexpfam.cli.inputs import ColumnOptions, kinds_of, names_in, reads_tables
 from kexpfam.cli.reproduce import checkout, reproduce
-from kexpfam.cli.results import (
-    MeanScore,
-    draws_at,
-    draws_in_blocks,
-    facts,
-    message,
-    show,
-    summary,
-    write_rows,
-)
 from kexpfam.files import written
 from kexpfam.processes import LostProcessError
-
-__all__ = ["FIRST_STEPS", "app", "main"]
 
 STANDARD_OUTPUT = Path("/dev/stdout")
 # The base class of all usage errors; not every version of typer exports it.
@@ -59,9 +31,7 @@ FIRST_STEPS = {
     "fit data.csv --target y -o model.kexpfam": "the density of y given the other columns",
 }
 
-app = typer.Typer(
-    name="kexpfam", add_completion=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+app = typer.Typer(name="kexpfam", pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
 def _lines(heading: str, *commands: str) -> str:
@@ -73,16 +43,13 @@ def _command(*examples: str, **options: Any) -> Any:
     return app.command(epilog=_lines("Examples:", *examples), **options)
 
 
-def _table_output(path: Path | None) -> Path | None:
-    return None if path == Path("-") else path
+def _output(help: str, standard: Path | None = STANDARD_OUTPUT) -> Any:
+    """Return the option of an output file; the path "-" becomes ``standard``."""
 
+    def callback(path: Path | None) -> Path | None:
+        return standard if path == Path("-") else path
 
-def _file_output(path: Path | None) -> Path | None:
-    return STANDARD_OUTPUT if path == Path("-") else path
-
-
-def _file_option(help: str) -> Any:
-    return Option("--output", "-o", callback=_file_output, help=help)
+    return Option("--output", "-o", callback=callback, help=help)
 
 
 FILES = "A .csv, .tsv, .txt, .npy, .parquet or .feather file"
@@ -90,15 +57,7 @@ TABLES = ".csv, .tsv, .npy, .parquet or .feather"
 Model = Annotated[Path, Argument(help="A model file written by [bold]kexpfam fit[/bold].")]
 Data = Annotated[Path, Argument(help=f"{FILES}, compressed or not; - is standard input.")]
 Names = str | None
-TableFile = Annotated[
-    Path | None,
-    Option(
-        "--output",
-        "-o",
-        callback=_table_output,
-        help=f"A {TABLES} file; default, -: CSV to standard output.",
-    ),
-]
+TableFile = Annotated[Path | None, _output(f"A {TABLES} file; default, -: CSV to standard output.", None)]
 Seed = Annotated[int, Option(help="The same seed gives the same result.")]
 Json = Annotated[bool, Option("--json", help="Write JSON.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")]
@@ -107,47 +66,34 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")]
 def main() -> None:
     """Run the command line. Errors of the user's input are one line, with exit code 2."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda text, *_, **__: message("warning", str(text))
+        warnings.showwarning = lambda text, *_, **__: results.message("warning", str(text))
         try:
             if not sys.argv[1:]:
-                _show_first_steps()
+                width = max(map(len, FIRST_STEPS))
+                steps = "\n".join(f"  kexpfam {step:<{width}}  {what}" for step, what in FIRST_STEPS.items())
+                heading = f"kexpfam {kexpfam.__version__}: densities from tables."
+                typer.echo(f"{heading}\n\n{steps}\n\nAll commands: kexpfam --help")
                 sys.exit()
             sys.exit(app(args=sys.argv[1:], standalone_mode=False))
         except USAGE_ERROR as error:
             context, text = getattr(error, "ctx", None), cast(Any, error).format_message()
             command = context.command_path if context else "kexpfam"
-            message("error", f"{text.rstrip('.')}. See {command} --help.")
+            results.message("error", f"{text.rstrip('.')}. See {command} --help.")
         except BrokenPipeError:
-            _exit_after_broken_pipe()
+            # The reader of standard output has ended, as head does. The flush at exit must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         except OSError as error:
-            message("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            results.message("error", f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (ValueError, ImportError) as error:
-            message("error", str(error))
+            results.message("error", str(error))
         except LostProcessError as error:
-            if not started_by_launcher():  # the launcher writes its own message
-                message("error", str(error))
-            _exit_now(LOST)
+            if not launcher.started_by_launcher():  # the launcher writes its own message
+                results.message("error", str(error))
+            # Clean-up would wait for the lost process.
+            sys.stderr.flush()
+            os._exit(launcher.LOST)
         sys.exit(2)
-
-
-def _exit_now(code: int) -> NoReturn:
-    """Exit without clean-up, which would wait for a lost process."""
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _exit_after_broken_pipe() -> NoReturn:
-    """Exit silently because the reader of standard output has ended, as ``head`` does."""
-    # The flush at exit must not fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
-
-
-def _show_first_steps() -> None:
-    width = max(map(len, FIRST_STEPS))
-    steps = "\n".join(f"  kexpfam {step:<{width}}  {what}" for step, what in FIRST_STEPS.items())
-    heading = f"kexpfam {kexpfam.__version__}: densities from tables."
-    typer.echo(f"{heading}\n\n{steps}\n\nAll commands: kexpfam --help")
 
 
 def _show_version(asked: bool) -> bool:
@@ -157,13 +103,11 @@ def _show_version(asked: bool) -> bool:
     return asked
 
 
-Version = Annotated[
-    bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-]
+VERSION: Any = Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
 
 
 @app.callback(epilog=_lines("First steps:", *FIRST_STEPS))
-def start(version: Version = False) -> None:
+def start(version: Annotated[bool, VERSION] = False) -> None:
     """Kernel exponential families: a normalised log density, a fast sampler, and a diagnosis of both."""
 
 
@@ -184,7 +128,7 @@ def fit(
             "two-moons, rings or grid."
         ),
     ],
-    output: Annotated[Path, _file_option("The model file to write.")],
+    output: Annotated[Path, _output("The model file to write.")],
     reading: Any,
     columns: Annotated[Names, Option(help="Columns to use, comma-separated; default: all.")] = None,
     target: Annotated[Names, Option(help="Columns to predict: fits p(target | features).")] = None,
@@ -208,31 +152,33 @@ def fit(
     rkhs_penalty: Annotated[float | None, Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, Option(help="Number of rows of a built-in set.")] = 500,
     checkpoint: Annotated[Path | None, Option(help="File to resume from after an interruption.")] = None,
-    processes: Processes = None,
-    coordinator: Coordinator = None,
-    process_id: ProcessId = None,
+    processes: launcher.Processes = None,
+    coordinator: launcher.Coordinator = None,
+    process_id: launcher.ProcessId = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Fit the density of a table, or of a target given features, and store the model."""
+    from kexpfam.datasets import SYNTHETIC
+
     chosen = ColumnOptions(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
-    table = built_in(data, chosen, rows, seed)
-    _check_output(output, checkpoint, None if table else Path(data))
-    first = is_first_process(data, processes, coordinator, process_id, checkpoint)
+    _check_output(output, checkpoint, None if data in SYNTHETIC else Path(data))
+    first = launcher.is_first_process(data, processes, coordinator, process_id, checkpoint)
     from kexpfam import Kernel
+    from kexpfam.cli.fitting import built_in, fitted, training
 
     record = Kernel(kernel, lengthscale=lengthscale, rkhs_penalty=rkhs_penalty, base=base)
     settings: dict[str, Any] = {"model": model, "kernel": record, "effort": effort, "solver": solver}
     settings |= {"random_state": seed, "checkpoint": checkpoint}
     settings |= {"progress": first and not quiet and sys.stderr.isatty()}
-    table = table or training(Path(data), chosen, reading)
+    table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
     estimator, what, score = fitted(table, settings | chosen.settings())
     if not first:
         return
     estimator.save(output)
-    lines = f"{summary(estimator, what, score)}; written to {output}"
-    show(facts(estimator, output, score) if json else lines, err=output == STANDARD_OUTPUT)
+    lines = f"{results.summary(estimator, what, score)}; written to {output}"
+    results.show(results.facts(estimator, output, score) if json else lines, err=output == STANDARD_OUTPUT)
 
 
 @_command("score model.kexpfam new.csv -o scores.csv", "score model.kexpfam - < new.csv | sort -g")
@@ -241,10 +187,7 @@ def score(
     model: Model,
     data: Data,
     reading: Any,
-    columns: Annotated[
-        Names,
-        Option(help="Names of the model's columns in DATA; default: as fitted."),
-    ] = None,
+    columns: Annotated[Names, Option(help="Names of the model's columns in DATA, if they differ.")] = None,
     output: TableFile = None,
     json: Json = False,
 ) -> None:
@@ -255,15 +198,15 @@ def score(
     from kexpfam.data.tables import MissingColumnError
 
     _check_output(output, model, data, table=not json)
-    estimator, found = _load(model), MeanScore()
-    rows = model_blocks(estimator, data, names_in(columns), reading)
+    estimator, found = _load(model), results.MeanScore()
+    rows = inputs.model_blocks(estimator, data, names_in(columns), reading)
     blocks = (found.add(estimator.score_samples(*block)) for block in rows)
     try:
         if json:
             scores = [score for block in blocks for score in block.tolist()]
-            show({"rows": found.rows, "mean_log_density": found.mean, "log_density": scores}, output)
+            results.show({"rows": found.rows, "mean_log_density": found.mean, "log_density": scores}, output)
             return
-        write_rows(output, ["log_density"], ([block] for block in blocks))
+        results.write_rows(output, ["log_density"], ([block] for block in blocks))
     except MissingColumnError as error:
         raise ValueError(f"{error} If they have other names there, give these with --columns.") from None
     typer.echo(f"mean log density {found.mean:.4f} over {found.rows} rows", err=True)
@@ -286,21 +229,22 @@ def sample(
     """Draw from the model. Draws of a conditional model carry the number of their row of --at, from 0."""
     _check_output(output, model, at, table=True)
     estimator = _load(model)
-    features, targets = column_names(estimator)
+    features, targets = inputs.column_names(estimator)
     if not estimator.conditional:
         _refuse_option("--at", at)
-        write_rows(output, features, draws_in_blocks(estimator, number, seed=seed, refine=refine))
+        draws = results.draws_in_blocks(estimator, number, seed=seed, refine=refine)
+        results.write_rows(output, features, draws)
         return
     if at is None:
         raise ValueError(f"{model} is conditional; give a table of {', '.join(features)} with --at new.csv.")
-    draws = draws_at(estimator, at, features, number, reading=reading, seed=seed, refine=refine)
-    write_rows(output, ["row", *targets], draws)
+    draws = results.draws_at(estimator, at, features, number, reading=reading, seed=seed, refine=refine)
+    results.write_rows(output, ["row", *targets], draws)
 
 
 @_command("plot model.kexpfam -o model.png", "plot model.kexpfam --trace -o steps.pdf")
 def plot(
     model: Model,
-    output: Annotated[Path, _file_option("A .png, .pdf or .svg file.")],
+    output: Annotated[Path, _output("A .png, .pdf or .svg file.")],
     trace: Annotated[bool, Option("--trace", help="Plot the steps of the solver instead.")] = False,
     seed: Seed = 0,
 ) -> None:
@@ -329,16 +273,16 @@ def diagnose(
     estimator = _load(model)
     if not estimator.conditional:
         _refuse_option("--data", data)
-    held_out = () if data is None else model_rows(estimator, data, reading)
+    held_out = () if data is None else inputs.model_rows(estimator, data, reading)
     diagnosis = estimator.diagnose(*held_out, random_state=seed)
-    show(diagnosis.as_dict() if json else str(diagnosis))
+    results.show(diagnosis.as_dict() if json else str(diagnosis))
 
 
 @_command("report model.kexpfam -o report.html", "report model.kexpfam --data held_out.csv -o report.html")
 @reads_tables
 def report(
     model: Model,
-    output: Annotated[Path, _file_option("The .html file to write.")],
+    output: Annotated[Path, _output("The .html file to write.")],
     reading: Any,
     data: Annotated[Path | None, Option(help="Held-out rows; default: training rows.")] = None,
     seed: Seed = 0,
@@ -346,7 +290,7 @@ def report(
     """Write one page on the model: verdict, columns, plots, calibration, relevance."""
     _check_output(output, model, data)
     estimator = _load(model)
-    held_out = () if data is None else model_rows(estimator, data, reading)
+    held_out = () if data is None else inputs.model_rows(estimator, data, reading)
     page = estimator.report(output, *held_out, random_state=seed)
     line = f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}"
     typer.echo(line, err=output == STANDARD_OUTPUT)
@@ -372,11 +316,11 @@ def compare(
 
     _check_output(output, data, *models)
     loaded = [_load(model) for model in models]
-    rows = [model_rows(one, data, reading) for one in loaded]
+    rows = [inputs.model_rows(one, data, reading) for one in loaded]
     comparison = compare_rows(loaded, rows, [str(model) for model in models], random_state=seed)
     if output is not None:
         comparison.page().save(output)
-    show(comparison.as_dict() if json else str(comparison))
+    results.show(comparison.as_dict() if json else str(comparison))
 
 
 # Not for daily use: it has its own panel, and is hidden outside a checkout of the repository.

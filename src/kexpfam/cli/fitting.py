@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.cli.inputs import ColumnOptions
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from kexpfam.data.blocks import RowBlocks
-    from kexpfam.data.tables import Reading, Table
-
-__all__ = ["Training", "built_in", "fitted", "training"]
+from kexpfam.data.blocks import DATASETS, RowBlocks, Rows, row_blocks
+from kexpfam.data.tables import Reading, Table, by_name, check_kept, converted, numbered, read_table
+from kexpfam.datasets import SYNTHETIC
 
 
 class Training(NamedTuple):
@@ -21,13 +19,11 @@ class Training(NamedTuple):
     features: list[str]
     targets: list[str] | None
     rows: tuple[Any, ...]
-    weights: "np.ndarray | None" = None
+    weights: np.ndarray | None = None
 
 
 def fitted(data: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
     """Return the fitted model, a description of its columns, and the mean log density of all rows."""
-    from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
-
     features, targets, rows, weights = data
     # The names are set before the fit, whose errors name columns.
     if targets is None:
@@ -44,12 +40,8 @@ def fitted(data: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
 
 def built_in(name: str, chosen: ColumnOptions, rows: int, seed: int) -> Training | None:
     """Return rows of a built-in data set, or None if there is none of this name."""
-    from kexpfam.datasets import SYNTHETIC
-
     if name not in SYNTHETIC:
         return None
-    from kexpfam.data.tables import numbered
-
     if chosen.targets is not None:
         raise ValueError(f"{name} is a built-in set without a target; --target is for files.")
     given = {"columns": chosen.columns, "features": chosen.features, "weight": chosen.weight}
@@ -60,14 +52,11 @@ def built_in(name: str, chosen: ColumnOptions, rows: int, seed: int) -> Training
     return Training(numbered(values.shape[1]), None, (values,))
 
 
-def training(data: Path, chosen: ColumnOptions, reading: "Reading") -> Training:
+def training(data: Path, chosen: ColumnOptions, reading: Reading) -> Training:
     """Return the training data of a file; the features are all other columns unless they are named.
 
     A folder of Parquet files, and a binary file of more rows than fit in memory, are read in blocks.
     """
-    from kexpfam.data.blocks import DATASETS, Rows, row_blocks
-    from kexpfam.data.tables import read_table
-
     chosen.check()
     reading = reading._replace(labels=chosen.labels)
     if data.is_dir() or (data.is_file() and data.suffix.lower() in (".npy", *DATASETS)):
@@ -83,7 +72,7 @@ def training(data: Path, chosen: ColumnOptions, reading: "Reading") -> Training:
 
     table = read_table(data, reading=reading, choose=choose)
     (found,) = roles
-    return Training(found.features, found.targets or None, found.split(table), found.weights(table))
+    return Training(found.features, found.targets or None, *found.split(table))
 
 
 class _Roles(NamedTuple):
@@ -93,24 +82,17 @@ class _Roles(NamedTuple):
     targets: list[str]
     weight: list[str]
 
-    def split(self, table: "Table") -> tuple[Any, ...]:
-        """Return the features, and the targets if there are any; a single target is a vector."""
-        width, count = len(self.features), len(self.targets)
-        X, y = (table.part(range(*ends)).values for ends in ((0, width), (width, width + count)))
-        return (X, y[:, 0] if count == 1 else y) if count else (X,)
-
-    def weights(self, table: "Table") -> "np.ndarray | None":
-        return table.part([len(table.names) - 1]).values[:, 0] if self.weight else None
+    def split(self, table: Table) -> tuple[tuple[Any, ...], np.ndarray | None]:
+        """Return the arguments of ``fit``, of which a single target is a vector, and the weights if any."""
+        X, y, weight = table.split(*map(len, self))
+        rows = (X, y[:, 0] if y.shape[1] == 1 else y) if self.targets else (X,)
+        return rows, weight[:, 0] if self.weight else None
 
 
-def _roles(
-    place: str, names: list[str] | None, width: int, chosen: ColumnOptions
-) -> tuple[list[int], _Roles]:
+def _roles(place: str, names: list[str] | None, width: int, given: ColumnOptions) -> tuple[list[int], _Roles]:
     """Return the positions and the roles of the columns; each column must exist and have one role."""
-    from kexpfam.data.tables import by_name, numbered
-
-    used = chosen.columns if chosen.targets is None else chosen.features
-    targets, weight = chosen.targets or [], [chosen.weight] if chosen.weight else []
+    used = given.columns if given.targets is None else given.features
+    targets, weight = given.targets or [], [given.weight] if given.weight else []
     known = numbered(width) if names is None else names
     if used is None:
         by_name(None)(place, names, width)
@@ -118,21 +100,15 @@ def _roles(
     named = [*used, *targets, *weight]
     twice = [name for name in named if named.count(name) > 1]
     if twice:
-        raise ValueError(
-            f"{place}: column {twice[0]!r} is named twice; a column is a feature, a target or a weight."
-        )
+        roles = "a column is a feature, a target or a weight"
+        raise ValueError(f"{place}: column {twice[0]!r} is named twice; {roles}.")
     positions = by_name(named)(place, names, width)
     if not used:
         raise ValueError(f"{place}: no column is left for the features; there are {', '.join(known)}.")
     return positions, _Roles(used, targets, weight)
 
 
-def _in_blocks(data: Path, blocks: "RowBlocks", chosen: ColumnOptions, reading: "Reading") -> Training:
-    import numpy as np
-
-    from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
-    from kexpfam.data.tables import converted, warn_of_dropped
-
+def _in_blocks(data: Path, blocks: RowBlocks, chosen: ColumnOptions, reading: Reading) -> Training:
     place, first = str(data), next(iter(blocks), None)
     if first is None:
         raise ValueError(f"{place}: there is no row of data.")
@@ -141,22 +117,22 @@ def _in_blocks(data: Path, blocks: "RowBlocks", chosen: ColumnOptions, reading: 
     if not isinstance(first, np.ndarray):
         blocks = row_blocks(data, Rows(), columns=names) or blocks
 
-    def split(table: "Table") -> Any:
-        parts = roles.split(table)
+    def split(table: Table) -> Any:
+        parts, _ = roles.split(table)
         return parts if len(parts) > 1 else parts[0]
 
-    def whole_rows(_: Any) -> "Iterator[Table]":
+    def whole_rows(_: Any) -> Iterator[Table]:
         seen = kept = 0
         for block in blocks:
             table = converted(place, names, block, reading, seen)
             seen, kept = seen + len(block), kept + len(table.values)
             yield table
-        warn_of_dropped(place, seen - kept, seen)
+        check_kept(place, kept, seen)
 
     rows = blocks.then(lambda block, start: split(converted(place, names, block, reading, start)))
     if reading.gaps == "drop":  # the number of rows that remain is unknown before reading
         rows = RowBlocks(lambda source: map(split, whole_rows(source)))
     weights = None
     if roles.weight:
-        weights = np.concatenate([cast("np.ndarray", roles.weights(table)) for table in whole_rows(None)])
+        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows(None)])
     return Training(roles.features, roles.targets or None, (rows,), weights)

@@ -13,43 +13,24 @@ if TYPE_CHECKING:
 
     from kexpfam.data.tables import Reading, Table
 
-__all__ = [
-    "ColumnOptions",
-    "column_names",
-    "kinds_of",
-    "model_blocks",
-    "model_rows",
-    "names_in",
-    "reading_for",
-    "reads_tables",
-]
-
 # Names of characters that are hard to type in a shell.
 CHARACTERS = {"tab": "\t", r"\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "none": ""}
+HEADER = "Whether the first row contains names; default: detected."
+Text = str | None
 
 
-def _option(*names: str, help: str) -> Any:
+def _option(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="How the table is read")
 
 
 def _reading(
-    separator: Annotated[
-        str | None, _option(help="Separator of cells: ';', tab, space, ...; default: detected.")
-    ] = None,
-    decimal: Annotated[str | None, _option(help="Decimal mark, '.' or ','; default: detected.")] = None,
-    quote: Annotated[str, _option(help="Quotes around cells that contain separators, or none.")] = '"',
-    header: Annotated[
-        bool | None,
-        _option("--header/--no-header", help="Whether the first row contains names; default: detected."),
-    ] = None,
-    encoding: Annotated[str, _option(help="Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
-    missing: Annotated[
-        list[str] | None,
-        _option(help="Another word for missing cells besides NA, nan, ...; repeatable."),
-    ] = None,
-    drop_missing: Annotated[
-        bool, _option("--drop-missing", help="Drop the rows with missing cells.")
-    ] = False,
+    separator: Annotated[Text, _option("Separator: ';', tab, space, ...; default: detected.")] = None,
+    decimal: Annotated[Text, _option("Decimal mark, '.' or ','; default: detected.")] = None,
+    quote: Annotated[str, _option("Quotes around cells that contain separators, or none.")] = '"',
+    header: Annotated[bool | None, _option(HEADER, "--header/--no-header")] = None,
+    encoding: Annotated[str, _option("Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
+    missing: Annotated[list[str] | None, _option("Another word for a missing cell; repeatable.")] = None,
+    drop_missing: Annotated[bool, _option("Drop the rows with missing cells.", "--drop-missing")] = False,
 ) -> "Reading":
     """Return the record of these options."""
     from kexpfam.data.text import MISSING, Reading
@@ -98,9 +79,7 @@ class ColumnOptions(NamedTuple):
         if self.targets is not None and self.columns is not None:
             raise ValueError("--columns is for densities without a target; with --target use --features.")
         if self.targets is None and self.features is not None:
-            raise ValueError(
-                "--features needs --target, the columns to predict; without a target use --columns."
-            )
+            raise ValueError("--features needs --target, the columns to predict; else use --columns.")
 
     def settings(self) -> dict[str, Any]:
         """Return the kinds as settings of an estimator."""
@@ -128,18 +107,18 @@ def column_names(estimator: Any) -> tuple[list[str], list[str]]:
     return features, getattr(estimator, "target_names_", None) or unnamed
 
 
-def model_rows(estimator: Any, data: Path, reading: "Reading | None" = None) -> "tuple[np.ndarray, ...]":
+def model_rows(estimator: Any, data: Path, reading: "Reading") -> "tuple[np.ndarray, ...]":
     """Return the model's columns of a file: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import Table, by_name_or_order, read_table
+    from kexpfam.data.tables import by_name_or_order, read_table
 
     features, targets = column_names(estimator)
     known = [*features, *targets]
     table = read_table(data, reading=reading_for(estimator, reading), choose=by_name_or_order(known))
-    return _parts(Table(known, table.values), len(features))
+    return _parts(table, features, targets)
 
 
 def model_blocks(
-    estimator: Any, data: Path, columns: list[str] | None, reading: "Reading | None"
+    estimator: Any, data: Path, columns: list[str] | None, reading: "Reading"
 ) -> "Iterator[tuple[np.ndarray, ...]]":
     """Yield the model's columns of a file in blocks of rows; ``columns`` are their names in the file."""
     from kexpfam.data.tables import by_name, table_blocks
@@ -152,20 +131,17 @@ def model_blocks(
         reading = reading._replace(labels=[columns[known.index(name)] for name in reading.labels])
         choose = by_name(columns)
     for block in table_blocks(data, columns or known, reading, choose=choose):
-        yield _parts(block, len(features))
+        yield _parts(block, features, targets)
 
 
-def _parts(table: "Table", width: int) -> "tuple[np.ndarray, ...]":
-    """Return the first columns, and the others if there are any."""
-    ends = [range(width), range(width, len(table.names))]
-    return tuple(table.part(part).values for part in ends if part)
+def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np.ndarray, ...]":
+    """Return the columns of the features, and of the targets if there are any."""
+    parts = table.split(len(features), len(targets))
+    return tuple(parts if targets else parts[:1])
 
 
-def reading_for(estimator: Any, reading: "Reading | None") -> "Reading":
+def reading_for(estimator: Any, reading: "Reading") -> "Reading":
     """Return how a table is read for a model: labels are its categories; gaps are kept if it has kinds."""
-    from kexpfam.data.text import Reading
-
-    reading = reading or Reading()
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))
@@ -185,9 +161,7 @@ def kinds_of(given: list[str] | None) -> dict[str, str]:
     for text in given or ():
         name, _, kind = (part.strip() for part in text.rpartition("="))
         if not name or not kind:
-            raise ValueError(
-                f"--kind needs a column and its kind, as in --kind share=bounded:0:1; got {text!r}."
-            )
+            raise ValueError(f"--kind needs a column and its kind, as in share=bounded:0:1; got {text!r}.")
         if name in kinds:
             raise ValueError(f"--kind gives column {name!r} two kinds.")
         kinds[name] = kind
@@ -199,12 +173,10 @@ def _in_order(columns: list[str], known: list[str]) -> list[str]:
     if sorted(columns) == sorted(known):
         return known
     if len(columns) != len(known):
-        raise ValueError(
-            f"{len(columns)} columns were named where {len(known)} are needed, for {', '.join(known)}."
-        )
+        needed = f"{len(known)} are needed, for {', '.join(known)}"
+        raise ValueError(f"{len(columns)} columns were named where {needed}.")
     moved = [name for name, place in zip(columns, known, strict=True) if name in known and name != place]
     if moved:
-        raise ValueError(
-            f"column {', '.join(moved)} is not in its place; name them in the order {', '.join(known)}."
-        )
+        order = f"name them in the order {', '.join(known)}"
+        raise ValueError(f"column {', '.join(moved)} is not in its place; {order}.")
     return columns

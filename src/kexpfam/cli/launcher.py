@@ -20,8 +20,6 @@ import typer
 
 from kexpfam.cli.results import message
 
-__all__ = ["LOST", "Coordinator", "ProcessId", "Processes", "is_first_process", "started_by_launcher"]
-
 
 def _option(help: str, **limits: Any) -> Any:
     return typer.Option(help=help, rich_help_panel="Several processes", **limits)
@@ -63,8 +61,7 @@ def is_first_process(
 
     if started_by_launcher():
         address, count, rank = os.environ[PLACE].split()
-        _exit_with_launcher()
-        _silence_native_output()
+        _follow_launcher()
         return join(address, int(count), int(rank)).rank == 0
     if coordinator == "auto":
         return join().rank == 0
@@ -75,18 +72,20 @@ def is_first_process(
 
 def launch(count: int, checkpoint: Path | None) -> int:
     """Run this command in ``count`` processes and return the exit code."""
-    coordinator = _free_address()
+    advice = "Use --checkpoint FILE to be able to resume."
+    if checkpoint is not None:
+        advice = f"The same command resumes from {checkpoint}."
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-        started = [
-            _start(f"{coordinator} {count} {rank}", log if rank else None, count)
-            for rank, log in enumerate(logs)
-        ]
+        started = [_start(f"{address} {count} {rank}", logs[rank], rank, count) for rank in range(count)]
         try:
             _wait(started)
-            return _exit_code([one.poll() for one in started], logs, _advice(checkpoint))
+            return _exit_code([one.poll() for one in started], logs, advice)
         except KeyboardInterrupt:
-            message("error", f"interrupted, and all processes were stopped. {_advice(checkpoint)}")
+            message("error", f"interrupted, and all processes were stopped. {advice}")
             return 130
         finally:
             for one in started:
@@ -94,23 +93,14 @@ def launch(count: int, checkpoint: Path | None) -> int:
                 one.wait()
 
 
-def _free_address() -> str:
-    """Return a free address of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def _start(place: str, log: IO[bytes] | None, count: int) -> subprocess.Popen:
+def _start(place: str, log: IO[bytes], rank: int, count: int) -> subprocess.Popen:
     """Start one process; all but the first write to a log."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    environment = dict.fromkeys(THREADS, threads) | os.environ | {PLACE: place}
+    env = dict.fromkeys(THREADS, threads) | os.environ | {PLACE: place}
     command = [sys.executable, "-c", "from kexpfam.cli import main; main()", *sys.argv[1:]]
     # In a new session an interrupt of the terminal reaches the launcher only; the pipe closes when that ends.
-    options: dict[str, Any] = {"env": environment, "stdin": subprocess.PIPE, "start_new_session": True}
-    if log is not None:
-        options |= {"stdout": subprocess.DEVNULL, "stderr": log}
-    return subprocess.Popen(command, **options)
+    outputs: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": log} if rank else {}
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True, **outputs)
 
 
 def _wait(started: list[subprocess.Popen]) -> None:
@@ -139,37 +129,27 @@ def _exit_code(codes: list[int | None], logs: Sequence[IO[bytes]], advice: str) 
     elif 0 in failed:
         return codes[0] or 1
     elif failed:
-        error = _last_line(logs[failed[0]])
+        log = logs[failed[0]]
+        log.seek(0)
+        lines = [line.strip() for line in log.read().decode(errors="replace").split("\n")]
+        error = next((line.removeprefix("error: ") for line in reversed(lines) if line), "")
     else:
         error = "a process ended before the others, and all were stopped."
     message("error", f"{error} {advice}")
     return 1
 
 
-def _advice(checkpoint: Path | None) -> str:
-    if checkpoint is None:
-        return "Use --checkpoint FILE to be able to resume."
-    return f"The same command resumes from {checkpoint}."
+def _follow_launcher() -> None:
+    """Exit as soon as the launcher has ended; discard the output of native code, but not Python's.
 
-
-def _last_line(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").split("\n")
-    return next((line.removeprefix("error: ").strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _exit_with_launcher() -> None:
-    """Exit as soon as the launcher has ended."""
+    So a lost process prints a single line.
+    """
 
     def wait() -> NoReturn:
         os.read(0, 1)
         os._exit(LOST)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _silence_native_output() -> None:
-    """Discard the output of native code, but not Python's, so that a lost process prints a single line."""
     sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w", buffering=1) for number in (1, 2))
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)

@@ -5,29 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 import kexpfam
 
-__all__ = ["checkout", "reproduce"]
-
 
 def reproduce(
-    what: Annotated[
-        str,
-        typer.Argument(help="all, page, or an experiment; an unknown name prints the list of valid names."),
-    ],
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the records; default: reproduction, or reproduction-quick.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Run all steps on reduced sizes.")] = False,
-    jobs: Annotated[int, typer.Option(help="Number of processes, with one thread each.")] = 2,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete earlier records of these experiments first.")
-    ] = False,
-    tables_in: Annotated[
-        list[Path] | None, typer.Option(help="A page whose marked tables are updated as well.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+    what: Annotated[str, Argument(help="all, page, or an experiment; an unknown name lists the valid ones.")],
+    folder: Annotated[Path | None, Option(help="Folder of records; default: reproduction[-quick].")] = None,
+    quick: Annotated[bool, Option("--quick", help="Run all steps on reduced sizes.")] = False,
+    jobs: Annotated[int, Option(help="Number of processes, with one thread each.")] = 2,
+    fresh: Annotated[bool, Option("--fresh", help="Delete earlier records of the experiments.")] = False,
+    tables_in: Annotated[list[Path] | None, Option(help="A page whose marked tables are updated.")] = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")] = False,
 ) -> None:
     """Measure the paper's tables and figures cell by cell; cells with a record are skipped.
 
@@ -35,17 +25,14 @@ def reproduce(
     """
     place = checkout()
     if place is None:
-        raise ValueError(
-            "kexpfam reproduce needs the repository: run it in a checkout with the folder 'reproduction'."
-        )
+        raise ValueError("kexpfam reproduce needs the repository: run it in a checkout.")
     sys.path.insert(0, str(place))
     from kexpfam.estimators.base import listening
     from reproduction import pages, records, runner, specs
 
     if what not in ("all", "page", *specs.EXPERIMENTS):
-        raise ValueError(
-            f"unknown experiment {what!r}: choose one of all, page, {', '.join(specs.EXPERIMENTS)}."
-        )
+        known = ", ".join(("all", "page", *specs.EXPERIMENTS))
+        raise ValueError(f"unknown experiment {what!r}: choose one of {known}.")
     folder = folder or Path("reproduction-quick" if quick else "reproduction")
     with listening(not quiet and sys.stderr.isatty()) as listener:
         for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
@@ -56,10 +43,8 @@ def reproduce(
     page = pages.write(folder)
     for other in tables_in or ():
         other.write_text(pages.with_headlines(other.read_text(), pages.load_all(folder)))
-    failed = [
-        record for rows in pages.load_all(folder).values() for record in rows if record["status"] != "ok"
-    ]
-    typer.echo(f"{page} written; {len(failed)} failed cells." if failed else f"{page} written.")
+    failed = sum(one["status"] != "ok" for rows in pages.load_all(folder).values() for one in rows)
+    typer.echo(f"{page} written; {failed} failed cells." if failed else f"{page} written.")
 
 
 def checkout() -> Path | None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from kexpfam.data.tables import Reading
 
-__all__ = ["MeanScore", "draws_at", "draws_in_blocks", "facts", "message", "show", "summary", "write_rows"]
-
 # Draws in memory at a time.
 BLOCK_DRAWS = 65536
 

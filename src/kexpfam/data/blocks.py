@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,12 @@ import numpy as np
 from kexpfam.data.frames import arrow_table, layout_of
 from kexpfam.settings import SettingsRecord, check_whole
 
-__all__ = [
-    "DATASETS",
-    "RowBlocks",
-    "Rows",
-    "arrow_dataset",
-    "as_parts",
-    "beside",
-    "joined",
-    "load_array",
-    "numbers",
-    "part",
-    "partition",
-    "row_blocks",
-    "stepped",
-    "with_targets",
-]
-
 READ_ONCE = (
     "can be read only once, but a fit reads its rows several times. Pass a list of tables, an object with "
     "__iter__, or the path of a Parquet file."
 )
+# A change of a block, given the number of its first row.
+Step = Callable[[Any, int], Any]
 # The name of the Arrow dataset format of each suffix.
 DATASETS = {".parquet": "parquet", ".pq": "parquet", ".feather": "ipc", ".arrow": "ipc"}
 
@@ -83,7 +68,7 @@ class RowBlocks:
     read: Callable[[Any], Iterable[Any]]
     sources: Sequence[Any] = (None,)
     lengths: tuple[int, ...] | None = None
-    steps: tuple[Callable[[Any, int], Any], ...] = ()
+    steps: tuple[Step, ...] = ()
     page: int = 65_536
     beside: tuple[tuple[str, int], ...] = ()
 
@@ -95,7 +80,7 @@ class RowBlocks:
     def __iter__(self) -> Iterator[Any]:
         return (block for _, block in self.numbered())
 
-    def then(self, step: Callable[[Any, int], Any]) -> "RowBlocks":
+    def then(self, step: Step) -> "RowBlocks":
         """Return the blocks with another step applied to each of them."""
         return replace(self, steps=(*self.steps, step))
 
@@ -111,11 +96,7 @@ class RowBlocks:
             pages = -(-sum(self.lengths) // self.page)
             low, high = (pages * place // count * self.page for place in (rank, rank + 1))
             starts = (0, *accumulate(self.lengths))
-            near = [
-                place
-                for place, length in enumerate(self.lengths)
-                if starts[place] < high and starts[place] + length > low
-            ]
+            near = [place for place, (a, b) in enumerate(pairwise(starts)) if a < high and b > low]
             read = self._started([self.sources[place] for place in near], starts[near[0]] if near else 0)
             read = takewhile(lambda numbered: numbered[0] < high, read)
             mine = lambda start: start >= low
@@ -139,7 +120,7 @@ def as_parts(block: Any) -> tuple[Any, ...]:
     return block if isinstance(block, tuple) else (block,)
 
 
-def stepped(steps: Iterable[Callable[[Any, int], Any]], block: Any, start: int) -> Any:
+def stepped(steps: Iterable[Step], block: Any, start: int) -> Any:
     """Return a block after some steps; ``start`` is the number of its first row."""
     for step in steps:
         block = step(block, start)
@@ -166,7 +147,10 @@ def row_blocks(source: Any, settings: Rows, *, columns: Sequence[str] | None = N
     if _is_table(source):
         return None if len(source) <= settings.in_memory else _slices(source, settings)
     if isinstance(source, list | tuple):
-        return _listed(source, settings) if source and _is_table(as_parts(_block(source[0]))[0]) else None
+        if not source or not _is_table(as_parts(_block(source[0]))[0]):
+            return None
+        lengths = tuple(len(as_parts(_block(table))[0]) for table in source)
+        return RowBlocks(lambda table: [_block(table)], source, lengths, page=settings.block)
     bare = not any(hasattr(source, name) for name in ("__array__", "__len__", "shape", "__getitem__"))
     if not bare or not isinstance(source, Iterable):
         return None
@@ -187,9 +171,7 @@ def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
         y = _named_file(Path(y), load_array)
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
-        raise TypeError(
-            f"targets of row blocks must be names of columns or an array of all rows, got {type(y).__name__}."
-        )
+        raise TypeError(f"y must be names of columns or an array of all rows, got {type(y).__name__}.")
     return beside(blocks, y, "y")
 
 
@@ -205,20 +187,14 @@ def _with_rows_of(block: Any, start: int, *, table: Any, name: str) -> tuple[Any
     parts = as_parts(block)
     stop = start + len(parts[0])
     if stop > len(table):
-        raise ValueError(
-            f"{name} must have one entry for each row; there are {stop} rows or more, {len(table)} entries."
-        )
+        found = f"there are {stop} rows or more, {len(table)} entries"
+        raise ValueError(f"{name} must have one entry for each row; {found}.")
     return (*parts, part(table, slice(start, stop)))
 
 
 def partition(frame: Any) -> Iterator[Any]:
     """Yield the only block of a Dask partition."""
     yield frame.compute()
-
-
-def _listed(tables: Sequence[Any], settings: Rows) -> RowBlocks:
-    lengths = tuple(len(as_parts(_block(table))[0]) for table in tables)
-    return RowBlocks(lambda table: [_block(table)], tables, lengths, page=settings.block)
 
 
 def _slices(table: Any, settings: Rows) -> RowBlocks:
@@ -237,9 +213,7 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
     if suffix == ".npy":
         return _slices(_named_file(path, load_array), settings)
     if suffix not in DATASETS:
-        raise ValueError(
-            f"{path}: row blocks are read from .npy, .parquet, .feather and folders of .parquet files."
-        )
+        raise ValueError(f"{path}: row blocks are .npy, .parquet, .feather or folders of .parquet files.")
     return _dataset(_named_file(path, partial(arrow_dataset, suffix=suffix)), settings, columns)
 
 
@@ -294,12 +268,8 @@ def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowB
 
     _check_present(columns or (), source.schema.names)
     # Read-ahead and threads would keep many batches in memory.
-    options: dict[str, Any] = {
-        "batch_size": settings.block,
-        "batch_readahead": 0,
-        "fragment_readahead": 0,
-        "use_threads": False,
-    }
+    options: dict[str, Any] = {"batch_readahead": 0, "fragment_readahead": 0, "use_threads": False}
+    options["batch_size"] = settings.block
     if columns is not None:
         options["columns"] = list(columns)
     pieces, lengths = _pieces(source)
@@ -333,9 +303,7 @@ def _is_table(source: Any) -> bool:
 def _block(given: Any) -> Any:
     """Return a block as a frame or an array, or a tuple of them."""
     if isinstance(given, str | os.PathLike):
-        raise TypeError(
-            "a block must be a table of rows, not the path of a file; pass the path of a folder of the files."
-        )
+        raise TypeError("a block must be a table, not the path of a file; pass the path of their folder.")
     if isinstance(given, tuple):
         return tuple(map(_block, given))
     given = arrow_table(given)

@@ -9,8 +9,6 @@ from kexpfam.data.encoding import Columns
 from kexpfam.data.scaling import constant_columns
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["CollinearWarning", "TiesWarning", "check_columns", "check_kinds", "check_targets"]
-
 MANY_TIES, FEW_VALUES = 0.1, 0.9
 # Spreads below which a combination of standardised columns is constant: exactly, or up to rounding.
 EXACTLY_COLLINEAR, NEARLY_COLLINEAR = 1e-10, 1e-6
@@ -29,11 +27,7 @@ class TiesWarning(UserWarning):
 def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
     """Raise for columns without a density; warn of rows that make likelihoods unbounded."""
     check_spread(X, names)
-    constant = _named(constant_columns(X), names)
-    if constant:
-        raise ValueError(
-            f"constant column(s) {constant}: a constant has no density; remove them before fitting."
-        )
+    _refuse_constant(constant_columns(X), names)
     _check_collinear(X, names, "column(s)")
     _warn_of_ties(X, "the data", "Jitter rounded data by its rounding step.")
 
@@ -49,11 +43,8 @@ def check_targets(
     _check_collinear(targets, target_names, "target column(s)")
     constant = _named(constant_columns(X), names)
     if constant:
-        warnings.warn(
-            f"constant input column(s) {constant} say nothing about y and are ignored.",
-            UserWarning,
-            stacklevel=caller_level(),
-        )
+        message = f"constant input column(s) {constant} say nothing about y and are ignored."
+        warnings.warn(message, UserWarning, stacklevel=caller_level())
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
 
 
@@ -68,11 +59,13 @@ def check_kinds(values: np.ndarray, columns: Columns) -> None:
         if not kind.discrete and len(seen):
             check_spread(seen[:, None], None if columns.names is None else [columns.names[j]])
             constant[j] |= bool(constant_columns(seen[:, None])[0]) and len(seen) > 1
+    _refuse_constant(constant, columns.names)
+
+
+def _refuse_constant(constant: np.ndarray, names: Sequence[str] | None) -> None:
     if np.any(constant):
-        found = _named(constant, columns.names)
-        raise ValueError(
-            f"constant column(s) {found}: a constant has no density; remove them before fitting."
-        )
+        found = _named(constant, names)
+        raise ValueError(f"constant column(s) {found}: a constant has no density; remove them first.")
 
 
 def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "column(s)") -> None:
@@ -81,9 +74,8 @@ def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "c
         variance = values.var(axis=0)
         bad = ~np.isfinite(variance) | ((variance < np.finfo(float).tiny) & ~constant_columns(values))
     if np.any(bad):
-        raise ValueError(
-            f"the spread of {what} {_named(bad, names)} is beyond double precision: rescale before fitting."
-        )
+        found = f"{what} {_named(bad, names)}"
+        raise ValueError(f"the spread of {found} is beyond double precision: rescale before fitting.")
 
 
 def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str) -> None:
@@ -99,11 +91,10 @@ def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str)
     if not len(shares):
         return
     part = np.any(shares > NO_PART * shares.max(axis=1, keepdims=True), axis=0)
+    found = f"{what} {_named(part, names)} are collinear"
     if spreads[-1] < EXACTLY_COLLINEAR:
-        raise ValueError(
-            f"{what} {_named(part, names)} are collinear and have no joint density: leave one out."
-        )
-    message = f"{what} {_named(part, names)} are collinear up to rounding, which decides their density."
+        raise ValueError(f"{found} and have no joint density: leave one out.")
+    message = f"{found} up to rounding, which decides their density."
     warnings.warn(message, CollinearWarning, stacklevel=caller_level())
 
 
@@ -116,11 +107,9 @@ def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
     distinct = len(np.unique(rows, axis=0))
     repeated = 1.0 - distinct / len(rows)
     if repeated > MANY_TIES:
-        kind = (
-            f"takes only {distinct} values"
-            if repeated > FEW_VALUES
-            else f"repeats in {repeated:.0%} of the rows"
-        )
+        kind = f"repeats in {repeated:.0%} of the rows"
+        if repeated > FEW_VALUES:
+            kind = f"takes only {distinct} values"
         message = (
             f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score is "
             f"that of the spikes, not of the fit. {advice}"

@@ -10,12 +10,15 @@ import numpy as np
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["ColumnKindWarning", "Columns", "categorical", "columns_of"]
-
 # A column of whole numbers with at most FEW_VALUES values, each REPEATED times on average, may be counts.
 FEW_VALUES, REPEATED = 20, 10
 # A column within 0 and 1 that comes this close to both may be a proportion.
 CLOSE_TO_ENDS = 0.1
+
+DATES = (
+    "dates or durations: convert them to numbers, such as days since the first of them, or hours of the day "
+    "of kind 'periodic:24'."
+)
 
 Wanted = Mapping[Any, Any] | None
 
@@ -93,9 +96,8 @@ class Columns(eqx.Module):
         for (name, kind), column in zip(self.shown.items(), values.T, strict=True):
             outside = column[~kind.inside(column)]
             if len(outside):
-                raise ValueError(
-                    f"column {name} holds {outside[0]:g}, which is not {kind}: correct its kind or the cell."
-                )
+                wrong = f"column {name} holds {outside[0]:g}, which is not {kind}"
+                raise ValueError(f"{wrong}: correct its kind or the cell.")
             if np.all(np.isnan(column)):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
@@ -119,19 +121,21 @@ class Columns(eqx.Module):
 
 def columns_of(table: Any) -> list[np.ndarray]:
     """Return the columns of a frame or of a two-dimensional array, each with a type of its own."""
-    if hasattr(table, "columns") and hasattr(table, "__getitem__"):
-        names = getattr(table, "column_names", None) or list(table.columns)
-        return [np.asarray(table[name]) for name in names]
-    return [np.asarray(column) for column in table.T]
+    columns = _frame_columns(table)
+    return [np.asarray(column) for column in (table.T if columns is None else columns)]
 
 
 def categorical(table: Any) -> frozenset[int]:
     """Return the positions of the columns of a frame that have a categorical type."""
-    if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
-        return frozenset()
-    columns = [table[name] for name in getattr(table, "column_names", None) or list(table.columns)]
+    columns = _frame_columns(table) or []
     types = [str(getattr(column, "dtype", getattr(column, "type", ""))).lower() for column in columns]
     return frozenset(j for j, name in enumerate(types) if name.startswith(("categor", "enum", "dictionary")))
+
+
+def _frame_columns(table: Any) -> list[Any] | None:
+    if not hasattr(table, "columns") or not hasattr(table, "__getitem__"):
+        return None
+    return [table[name] for name in getattr(table, "column_names", None) or list(table.columns)]
 
 
 def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dict[int, AbstractKind]:
@@ -142,9 +146,8 @@ def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dic
         if not named and isinstance(column, int | np.integer) and -width <= column < width:
             named = [int(column) % width]
         if not named:
-            known = (
-                f"positions are 0 to {width - 1}" if names is None else f"the columns are {', '.join(names)}"
-            )
+            known = f"the columns are {', '.join(names or ())}"
+            known = f"positions are 0 to {width - 1}" if names is None else known
             raise ValueError(f"there is no column {column!r} to be of kind {kind!r}: {known}.")
         found[named[0]] = as_kind(kind)
     return found
@@ -152,28 +155,14 @@ def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dic
 
 def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractKind:
     """Return the kind of a column, by default labels or real numbers."""
-    _refuse_dates(column, name)
-    if kind is None:
-        kind = Category() if _holds_labels(column) else Real()
-    return kind.fitted(column, name)
-
-
-def _holds_labels(column: np.ndarray) -> bool:
-    if column.dtype.kind in "bUST":
-        return True
-    if column.dtype.kind != "O":
-        return False
-    return any(isinstance(cell, str | bytes | bool | np.bool_) for cell in column.tolist())
-
-
-def _refuse_dates(column: np.ndarray, name: str) -> None:
-    present = (cell for cell in column.tolist() if not is_missing(cell))
-    first = next(present, None) if column.dtype.kind == "O" else None
+    present = [cell for cell in column.tolist() if not is_missing(cell)] if column.dtype == object else []
+    first = present[0] if present else None
     if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
-        raise ValueError(
-            f"column {name} holds dates or durations: turn them into numbers, such as days since the first "
-            "of them, or hours of the day of kind 'periodic:24'."
-        )
+        raise ValueError(f"column {name} contains {DATES}")
+    if kind is None:
+        labels = any(isinstance(cell, str | bytes | bool | np.bool_) for cell in present)
+        kind = Category() if labels or column.dtype.kind in "bUST" else Real()
+    return kind.fitted(column, name)
 
 
 def _few_whole_numbers(column: np.ndarray) -> bool:

@@ -12,8 +12,6 @@ import safetensors.numpy
 
 from kexpfam.data.frames import layout_of
 
-__all__ = ["from_bytes", "to_bytes"]
-
 ARRAY, CELLS, SERIES = "array", "cells", ".series"
 
 
@@ -38,13 +36,14 @@ def _packed(table: Any) -> tuple[str, np.ndarray]:
     """Return the kind of a table and its content as an array."""
     layout = layout_of(table)
     if layout is not None:
-        return layout.backend + SERIES * layout.series, _bytes(_arrow_stream(table))
+        return layout.backend + SERIES * layout.series, np.frombuffer(_arrow_stream(table), np.uint8)
     values = np.asarray(table)
     if values.dtype.kind in "biuf":
         return ARRAY, np.array(values)
     values = np.asarray(table, dtype=object)
     plain = lambda cell: cell.item() if isinstance(cell, np.generic) else str(cell)
-    return CELLS, _bytes(json.dumps([values.shape, values.ravel().tolist()], default=plain).encode())
+    cells = json.dumps([values.shape, values.ravel().tolist()], default=plain)
+    return CELLS, np.frombuffer(cells.encode(), np.uint8)
 
 
 def _unpacked(kind: str, content: np.ndarray) -> Any:
@@ -55,15 +54,11 @@ def _unpacked(kind: str, content: np.ndarray) -> Any:
         values = np.empty(len(cells), object)
         values[:] = cells
         return values.reshape(shape)
-    frame = _frame(kind.removesuffix(SERIES), content)
-    if not kind.endswith(SERIES):
-        return frame
-    wrapped = nw.from_native(frame, eager_only=True)
-    return wrapped[wrapped.columns[0]].to_native()
+    import pyarrow
 
-
-def _bytes(content: bytes) -> np.ndarray:
-    return np.frombuffer(content, np.uint8)
+    table = pyarrow.ipc.open_stream(content.tobytes()).read_all()
+    frame = nw.from_arrow(table, backend=kind.removesuffix(SERIES))  # type: ignore[arg-type]
+    return (frame[frame.columns[0]] if kind.endswith(SERIES) else frame).to_native()
 
 
 def _arrow_stream(table: Any) -> bytes:
@@ -72,24 +67,9 @@ def _arrow_stream(table: Any) -> bytes:
     wrapped = nw.from_native(table, eager_only=True, allow_series=True)
     if isinstance(wrapped, nw.Series):
         wrapped = wrapped.alias("" if wrapped.name is None else wrapped.name).to_frame()
-    native = wrapped.to_native()
-    # from_pandas stores the types of pandas in the metadata.
-    pandas = wrapped.implementation.value == "pandas"
-    arrow = pyarrow.Table.from_pandas(native, preserve_index=False) if pandas else wrapped.to_arrow()
+    # A frame of pandas stores its types in the metadata.
+    arrow = nw.maybe_reset_index(wrapped).to_arrow()
     sink = pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(sink, arrow.schema) as writer:
         writer.write_table(arrow)
     return sink.getvalue().to_pybytes()
-
-
-def _frame(backend: str, content: np.ndarray) -> Any:
-    import pyarrow
-
-    table = pyarrow.ipc.open_stream(content.tobytes()).read_all()
-    if backend == "pandas":
-        return table.to_pandas()
-    if backend == "polars":
-        import polars
-
-        return polars.from_arrow(table)
-    return table

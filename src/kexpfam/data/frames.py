@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import narwhals.stable.v2 as nw
 import numpy as np
 
-__all__ = ["BACKENDS", "Layout", "arrow_table", "as_table", "framed", "layout_of", "row_name"]
-
 BACKENDS = ("pandas", "polars", "pyarrow")
 FLOATS = ("Float16", "Float32", "Float64")
 INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
@@ -36,19 +34,13 @@ class Layout(NamedTuple):
 def layout_of(table: Any) -> Layout | None:
     """Return the layout of a frame or a series, or None for an array or a list."""
     found = _native(table)
-    if isinstance(found, nw.DataFrame):
-        schema = found.schema
-        return Layout(
-            found.implementation.value,
-            list(found.columns),
-            [_type_name(schema[name]) for name in found.columns],
-        )
+    if found is None:
+        return None
+    backend = found.implementation.value
     if isinstance(found, nw.Series):
-        backend = found.implementation.value
-        return Layout(
-            backend, ["y" if found.name in (None, "") else found.name], [_type_name(found.dtype)], series=True
-        )
-    return None
+        name = "y" if found.name in (None, "") else found.name
+        return Layout(backend, [name], [_type_name(found.dtype)], series=True)
+    return Layout(backend, list(found.columns), [_type_name(dtype) for dtype in found.schema.values()])
 
 
 def as_table(table: Any) -> Any:
@@ -66,15 +58,21 @@ def framed(columns: Sequence[np.ndarray], layout: Layout, index: Any = None) -> 
     described = zip(columns, layout.texts, layout.dtypes, strict=True)
     series = [_series(column, name, dtype, layout.backend) for column, name, dtype in described]
     if layout.series:
-        (found,) = series
-        native = found.to_native()
+        native = series[0].to_native()
     else:
-        native = nw.from_dict({str(place): column for place, column in enumerate(series)}).to_native()
+        frame = nw.from_dict({str(place): column for place, column in enumerate(series)})
+        if layout.backend != "pandas":
+            frame = frame.rename(dict(zip(frame.columns, layout.texts, strict=True)))
+        native = frame.to_native()
     if layout.backend != "pandas":
-        return native if layout.series else nw.from_native(native).rename(_renaming(layout)).to_native()
+        return native
     # Only pandas has an index, and names that are not strings.
     if not layout.series:
-        native.columns = _pandas_names(layout.names)
+        native.columns = layout.names
+        if layout.names and all(isinstance(name, tuple) for name in layout.names):
+            import pandas
+
+            native.columns = pandas.MultiIndex.from_tuples(layout.names)
     if index is not None:
         native.index = index
     return native
@@ -88,25 +86,17 @@ def row_name(names: Sequence[str]) -> str:
     return name
 
 
-def _renaming(layout: Layout) -> dict[str, str]:
-    return {str(place): name for place, name in enumerate(layout.texts)}
-
-
-def _pandas_names(names: list[Any]) -> Any:
-    if names and all(isinstance(name, tuple) for name in names):
-        import pandas
-
-        return pandas.MultiIndex.from_tuples(names)
-    return names
-
-
 def _native(table: Any) -> nw.DataFrame | nw.Series | None:
     """Return a frame or a series wrapped by narwhals, or None for other tables."""
     table = arrow_table(table)
     if isinstance(table, nw.LazyFrame) or nw.dependencies.is_into_lazyframe(table):
         raise TypeError(f"{type(table).__name__} is a lazy query: call collect() on it first.")
     if nw.dependencies.is_into_dataframe(table):
-        _check_names(getattr(nw.to_native(table, pass_through=True), "columns", ()))
+        columns = getattr(nw.to_native(table, pass_through=True), "columns", ())
+        names = [name for name in columns if isinstance(name, str | int | tuple)]
+        repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}: rename them.")
         return nw.from_native(table, eager_only=True)
     if nw.dependencies.is_into_series(table):
         return nw.from_native(table, series_only=True)
@@ -125,37 +115,13 @@ def arrow_table(table: Any) -> Any:
     return pyarrow.chunked_array([table]) if isinstance(table, pyarrow.Array) else table
 
 
-def _check_names(names: Any) -> None:
-    """Raise if two columns of a pandas frame have the same name."""
-    names = [name for name in names if isinstance(name, str | int | tuple)]
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if repeated:
-        raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}: rename them.")
-
-
 def _type_name(dtype: Any) -> str:
     return type(dtype).__name__ if not isinstance(dtype, type) else dtype.__name__
 
 
 def _series(column: np.ndarray, name: str, dtype: str, backend: Any) -> nw.Series:
     """Return one column, in its original type if the values permit it."""
-    _need(backend)
     values = column.tolist() if column.dtype.kind in "OUST" else np.ascontiguousarray(column)
-    series = nw.new_series(name, values, backend=backend)
-    kind = column.dtype.kind
-    fits = (
-        (dtype in FLOATS and kind == "f")
-        or (dtype in INTEGERS and kind in "iu")
-        or (dtype in RESTORED and kind in "bOUST")
-    )
-    return (
-        series.cast(getattr(nw, dtype))
-        if fits and dtype in RESTORED and dtype != _type_name(series.dtype)
-        else series
-    )
-
-
-def _need(backend: str) -> None:
     try:
         __import__(backend)
     except ImportError:
@@ -163,3 +129,10 @@ def _need(backend: str) -> None:
             f"the training data was a {backend} frame, which is not installed: pip install {backend}, or use "
             "arrays with set_output(transform='numpy')."
         ) from None
+    series, kind = nw.new_series(name, values, backend=backend), column.dtype.kind
+    fits = (
+        (dtype in FLOATS and kind == "f")
+        or (dtype in INTEGERS and kind in "iu")
+        or (dtype in RESTORED and kind in "bOUST")
+    )
+    return series.cast(getattr(nw, dtype)) if fits and dtype != _type_name(series.dtype) else series

@@ -5,7 +5,7 @@ atoms have probabilities.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -15,22 +15,6 @@ from scipy.special import ndtr
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-
-__all__ = [
-    "KINDS",
-    "AbstractKind",
-    "Atom",
-    "Bounded",
-    "Category",
-    "Integer",
-    "Periodic",
-    "Positive",
-    "Real",
-    "as_kind",
-    "harmonics",
-    "is_missing",
-    "merge_equal_rows",
-]
 
 # Harmonics of an angle that are inputs of a network.
 INPUT_HARMONICS = 2
@@ -56,6 +40,8 @@ class AbstractKind(eqx.Module):
     categorical: ClassVar[bool] = False
     has_mean: ClassVar[bool] = True
     has_kernel: ClassVar[bool] = False
+    # Whether numbers have this kind unless another is requested.
+    is_default: ClassVar[bool] = False
     # Number of inputs of a network that encode a value.
     inputs: ClassVar[int] = 1
 
@@ -78,11 +64,6 @@ class AbstractKind(eqx.Module):
     def merges_equal_rows(self) -> bool:
         """Return whether equal rows may be merged into one with a weight."""
         return not self.discrete
-
-    @property
-    def is_default(self) -> bool:
-        """Return whether numbers have this kind unless another is requested."""
-        return False
 
     @property
     def labels(self) -> list[str] | None:
@@ -114,9 +95,7 @@ class AbstractKind(eqx.Module):
         """Return the inputs of a network that encode values in model units."""
         return z[:, None]
 
-    def centre(
-        self, values: Float[np.ndarray, "n m"], masses: Float[np.ndarray, "n m"]
-    ) -> Float[np.ndarray, " n"]:
+    def centre(self, values: Float[AnyArray, "n m"], masses: Float[AnyArray, "n m"]) -> Float[AnyArray, " n"]:
         """Return the mean of each row of values with these masses, which sum to 1."""
         return np.sum(masses * values, axis=1)
 
@@ -128,9 +107,8 @@ class AbstractKind(eqx.Module):
             cells = [np.nan if is_missing(cell) else _as_float(cell, name) for cell in column.tolist()]
             numbers = np.array(cells, float)
         if np.any(np.isinf(numbers)):
-            raise ValueError(
-                f"Input contains infinity or a value too large for dtype('float64') in column {name}."
-            )
+            problem = "infinity or a value too large for dtype('float64')"
+            raise ValueError(f"Input contains {problem} in column {name}.")
         return numbers
 
     def cells(self, values: np.ndarray, *, whole: bool) -> np.ndarray:
@@ -142,10 +120,7 @@ class Real(AbstractKind):
     """Any number."""
 
     has_kernel: ClassVar[bool] = True
-
-    @property
-    def is_default(self) -> bool:
-        return True
+    is_default: ClassVar[bool] = True
 
 
 class Positive(AbstractKind):
@@ -162,20 +137,27 @@ class Positive(AbstractKind):
         return float(np.finfo(float).tiny), math.inf
 
 
-class Bounded(AbstractKind):
+class AbstractInterval(AbstractKind):
     """Numbers from ``low`` to ``high`` in data units; ``None`` leaves a side open."""
 
     low: float | None = eqx.field(static=True, default=None)
     high: float | None = eqx.field(static=True, default=None)
-    has_kernel: ClassVar[bool] = True
-    bounded: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        _check_order(self)
+        if not self.ends[0] < self.ends[1]:
+            raise ValueError(f"the lower bound must be below the upper one, got {self!r}.")
 
     @property
     def ends(self) -> tuple[float, float]:
-        return _ends(self.low, self.high)
+        low = -math.inf if self.low is None else float(self.low)
+        return low, math.inf if self.high is None else float(self.high)
+
+
+class Bounded(AbstractInterval):
+    """Numbers from ``low`` to ``high`` in data units; ``None`` leaves a side open."""
+
+    has_kernel: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
 
 
 class Periodic(AbstractKind):
@@ -202,23 +184,14 @@ class Periodic(AbstractKind):
         return np.angle(np.sum(masses * np.exp(1j * turn * values), axis=1)) / turn % self.period
 
 
-class Integer(AbstractKind):
+class Integer(AbstractInterval):
     """Whole numbers from ``low`` to ``high``; ``None`` leaves a side open.
 
     The short form ``"count"`` is ``Integer(0)``.
     """
 
-    low: int | None = eqx.field(static=True, default=None)
-    high: int | None = eqx.field(static=True, default=None)
     family: ClassVar[str] = "lattice"
     discrete: ClassVar[bool] = True
-
-    def __check_init__(self) -> None:
-        _check_order(self)
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        return _ends(self.low, self.high)
 
     def inside(self, values: np.ndarray) -> np.ndarray:
         return super().inside(values) & (np.isnan(values) | (values == np.round(values)))
@@ -260,12 +233,13 @@ class Category(AbstractKind):
         if self.levels:
             return self
         present = [cell for cell in column.tolist() if not is_missing(cell)]
-        levels = _sorted(dict.fromkeys(present))
+        try:
+            levels = sorted(dict.fromkeys(present))
+        except TypeError:  # labels of several types
+            levels = sorted(dict.fromkeys(present), key=str)
         if len(levels) > max(FEW_LABELS, IDENTIFYING_SHARE * len(present)):
-            raise ValueError(
-                f"column {name} has {len(levels)} different labels in {len(present)} rows: "
-                "it names rows; leave it out."
-            )
+            many = f"{len(levels)} different labels in {len(present)} rows"
+            raise ValueError(f"column {name} has {many}: it names rows; leave it out.")
         return Category(tuple(levels))
 
     def scaling(self, column: np.ndarray, **options: Any) -> Scaling:
@@ -286,9 +260,8 @@ class Category(AbstractKind):
         found = np.array([code(cell) for cell in column.tolist()], float)
         if not unknown and np.any(found < 0.0):
             new = column.tolist()[int(np.flatnonzero(found < 0.0)[0])]
-            raise ValueError(
-                f"column {name} holds {new!r}, which is none of its labels: {', '.join(self.labels)}."
-            )
+            known = ", ".join(self.labels)
+            raise ValueError(f"column {name} holds {new!r}, which is none of its labels: {known}.")
         return found
 
     def cells(self, values: np.ndarray, *, whole: bool) -> np.ndarray:
@@ -365,19 +338,16 @@ def as_kind(kind: object) -> AbstractKind:
     if isinstance(kind, type) and issubclass(kind, AbstractKind):
         kind = kind.__name__.lower()
     if not isinstance(kind, str) or kind.split(":")[0] not in KINDS:
-        raise ValueError(
-            f"unknown kind of column {kind!r}: use one of {', '.join(KINDS)}, "
-            "or an object such as Bounded(0, 1)."
-        )
+        known = f"use one of {', '.join(KINDS)}, or an object such as Bounded(0, 1)"
+        raise ValueError(f"unknown kind of column {kind!r}: {known}.")
     name, *rest = kind.split(":")
     if name == "atom":
         rest = rest[:1] + ([":".join(rest[1:])] if rest[1:] else [])
     try:
         return KINDS[name](*(rest if name == "category" else map(_argument, rest)))
     except TypeError:
-        raise ValueError(
-            f"{kind!r} lacks a number, or has too many: write 'bounded:0:1', 'periodic:360', 'atom:0'."
-        ) from None
+        ways = "write 'bounded:0:1', 'periodic:360', 'atom:0'"
+        raise ValueError(f"{kind!r} lacks a number, or has too many: {ways}.") from None
 
 
 def harmonics(angles: Float[AnyArray, "*n"], weights: Float[np.ndarray, " k"]) -> Float[AnyArray, "*n w"]:
@@ -411,16 +381,6 @@ def _argument(text: str) -> float | int | str | None:
     return int(number) if number.is_integer() else number
 
 
-def _ends(low: float | None, high: float | None) -> tuple[float, float]:
-    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
-
-
-def _check_order(kind: Bounded | Integer) -> None:
-    low, high = kind.ends
-    if not low < high:
-        raise ValueError(f"the lower bound must be below the upper one, got {kind.low!r} and {kind.high!r}.")
-
-
 def _multiple(unit: float) -> Scaling:
     """Return the scaling of one column ``z = x / unit``."""
     return Scaling.linear(np.zeros(1), np.array([unit]))
@@ -441,21 +401,12 @@ def _lattice_scaling(column: np.ndarray) -> Scaling:
     return Scaling(one(shift), one(spacing), one(centre), one(spread), one(1.0), arcsinh=(True,))
 
 
-def _sorted(levels: Mapping[Any, None]) -> list:
-    try:
-        return sorted(levels)
-    except TypeError:  # labels of several types
-        return sorted(levels, key=str)
-
-
 def _as_float(cell: Any, name: str) -> float:
     try:
         return float(cell)
     except TypeError:
-        raise TypeError(
-            f"column {name}: a cell must be a string or a number, and this argument is not: {cell!r}."
-        ) from None
+        words = "a cell must be a string or a number, and this argument is not"
+        raise TypeError(f"column {name}: {words}: {cell!r}.") from None
     except ValueError:
-        raise ValueError(
-            f"column {name} holds {cell!r}, which is no number; of kind 'category' it may hold texts."
-        ) from None
+        words = "which is no number; of kind 'category' it may hold texts"
+        raise ValueError(f"column {name} holds {cell!r}, {words}.") from None

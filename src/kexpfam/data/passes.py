@@ -5,6 +5,7 @@ Summaries are merged; the result does not depend on the number of processes.
 """
 
 import abc
+import operator
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +14,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from kexpfam import processes
-from kexpfam.data.blocks import RowBlocks, as_parts, joined, numbers, part, partition, stepped
+from kexpfam.data.blocks import RowBlocks, Step, as_parts, joined, numbers, part, partition, stepped
 from kexpfam.data.exchange import from_bytes, to_bytes
 from kexpfam.progress import Listener, Report
-
-__all__ = ["Overview", "Sums", "Summary", "run_pass", "take_overview"]
 
 # Standard deviations by which the bound on random numbers exceeds the expected one in ``take_overview``.
 MARGIN = 8.0
@@ -185,9 +184,8 @@ class _Sampling(Summary):
             return
         widths, known = [len(side) for side in low], [len(side) for side in self.low]
         if widths != known:
-            raise ValueError(
-                f"after row {start}, a block has {widths[0]} columns where the first has {known[0]}."
-            )
+            found = f"{widths[0]} columns where the first has {known[0]}"
+            raise ValueError(f"after row {start}, a block has {found}.")
         self.low = [np.fmin(old, new) for old, new in zip(self.low, low, strict=True)]
         self.high = [np.fmax(old, new) for old, new in zip(self.high, high, strict=True)]
 
@@ -265,7 +263,7 @@ def _run_on_workers(
     starts = np.cumsum([0, *lengths])
     work = client.scatter(partial(_summarised, summary.fresh(), blocks.steps), broadcast=True)
     sources = zip(blocks.sources, starts, strict=False)
-    futures = client.compute([dask.delayed(_call)(work, one, int(start)) for one, start in sources])
+    futures = client.compute([dask.delayed(operator.call)(work, one, int(start)) for one, start in sources])
     found, seen = dict[Any, bytes](), 0
     places = {future.key: place for place, future in enumerate(futures)}
     for future, content in as_completed(futures, with_results=True):
@@ -277,13 +275,7 @@ def _run_on_workers(
         summary.merge(found[place])
 
 
-def _call(work: Callable[[Any, int], bytes], block: Any, start: int) -> bytes:
-    return work(block, start)
-
-
-def _summarised(
-    summary: Summary, steps: tuple[Callable[[Any, int], Any], ...], block: Any, start: int
-) -> bytes:
+def _summarised(summary: Summary, steps: tuple[Step, ...], block: Any, start: int) -> bytes:
     """Return the packed summary of one partition."""
     own = summary.fresh()
     own.add_block(start, stepped(steps, block, start))

@@ -1,4 +1,4 @@
-"""The data as the library sees them: targets, and the conditions they were seen under."""
+"""Samples in model units: targets, their conditions and the weights of rows."""
 
 from typing import Any, NamedTuple
 
@@ -12,30 +12,24 @@ from jaxtyping import Array, Float, Int, Key
 
 from kexpfam.data.weights import drawn_rows, effective_rows
 
-__all__ = ["AnyArray", "Conditions", "RandomKey", "Sample", "distinct_conditions"]
-
-# Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. Shapes and
-# types of numbers are checked either way; a type for each of the two would be built at every annotation, a
-# quarter of the library's own import.
+# NumPy arrays on the host, tracers inside a compiled program. A union of both would be built at every
+# annotation, a quarter of the library's own import time.
 AnyArray = Any
 RandomKey = Key[Array, ""]
 
 
 class Sample(eqx.Module):
-    """Targets and the conditions they were seen under, in model units; ``weight`` is None where all rows
-    count the same.
+    """Targets and their conditions in model units; ``weight`` is None if all rows have the same weight.
 
-    An unconditional sample is one whose conditions have width zero, so that ``p(x)`` and ``p(y | x)`` share
-    every line of code behind this class."""
+    An unconditional sample has conditions of width zero, so that ``p(x)`` and ``p(y | x)`` share all code.
+    """
 
     target: Float[AnyArray, "n d"]
     condition: Float[AnyArray, "n p"]
     weight: Float[AnyArray, " n"] | None = None
 
     @staticmethod
-    def unconditional(
-        target: Float[AnyArray, "n d"], weight: Float[AnyArray, " n"] | None = None
-    ) -> "Sample":
+    def unconditional(target: AnyArray, weight: AnyArray | None = None) -> "Sample":
         """Return a sample with conditions of width zero."""
         return Sample(target, np.zeros((target.shape[0], 0), target.dtype), weight)
 
@@ -49,7 +43,7 @@ class Sample(eqx.Module):
 
     @property
     def shares(self) -> Float[AnyArray, " n"]:
-        """Return what each row counts as a share of all."""
+        """Return the weight of each row as a share of all."""
         counts = np.ones(len(self)) if self.weight is None else self.weight
         return counts / counts.sum()
 
@@ -60,20 +54,19 @@ class Sample(eqx.Module):
 
     def rows(self, index: AnyArray | slice) -> "Sample":
         """Return the rows at ``index``."""
-        convert = (
-            jnp.asarray if isinstance(index, jax.Array) else lambda part: part
-        )  # a traced index needs a JAX array
+        # A traced index needs a JAX array.
+        convert = jnp.asarray if isinstance(index, jax.Array) else lambda part: part
         return jax.tree.map(lambda part: convert(part)[index], self)
 
     def drawn(self, count: int, *, key: Key[Array, ""]) -> Int[Array, " count"]:
-        """Return positions of rows, drawn with replacement, each as often as its weight says."""
+        """Return positions of rows, drawn with replacement with probabilities proportional to the weights."""
         if self.weight is None:
             return jr.randint(key, (count,), 0, len(self))
         return drawn_rows(self.weight, count, key=key)
 
 
 class Conditions(NamedTuple):
-    """The distinct conditions of a sample, which of them each row has, and what each row counts."""
+    """The distinct conditions of a sample, the one of each row, and the weight of each row."""
 
     values: np.ndarray  # (c, p)
     membership: np.ndarray  # (n,)
@@ -81,11 +74,11 @@ class Conditions(NamedTuple):
 
     @property
     def shares(self) -> np.ndarray:
-        """Return the share of the rows that each condition has."""
+        """Return the share of rows of each condition."""
         return np.bincount(self.membership, self.counts, minlength=len(self.values)) / self.counts.sum()
 
     def totals(self, rows: np.ndarray) -> np.ndarray:
-        """Return the sums of the rows of each condition, each as often as it counts, (c, r)."""
+        """Return the weighted sums of the rows of each condition, (c, r)."""
         shape = (len(self.values), len(rows))
         return scipy.sparse.csr_array((self.counts, (self.membership, np.arange(len(rows)))), shape) @ rows
 

@@ -10,8 +10,6 @@ from jaxtyping import Bool, Float
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 
-__all__ = ["InputEncoding", "InputScaling", "Scaling", "constant_columns", "heavy_tailed_columns"]
-
 # A column whose spread is below this share of its magnitude, a hundred times its rounding, is constant.
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
@@ -112,7 +110,7 @@ class Scaling(eqx.Module):
             own = None if weight is None else weight[seen]
             parts.append(kind.others.scaling(column[seen], inputs=inputs, power=power, weight=own))
         return cls(
-            **{name: _joined([getattr(part, name) for part in parts]) for name in ARRAYS},
+            **{name: np.concatenate([[], *(getattr(part, name) for part in parts)]) for name in ARRAYS},
             arcsinh=tuple(flag for part in parts for flag in part.arcsinh),
             logs=tuple(flag for part in parts for flag in part.logs or (False,)),
             kinds=tuple(kinds),
@@ -255,12 +253,11 @@ class InputEncoding(eqx.Module):
         xp = z.__array_namespace__()
         there = xp.isfinite(z)
         safe = xp.where(there, z, 0.0)
-        parts = [safe] if plain else [self._column(safe, there, j) for j in range(len(self.kinds))]
+        parts = [safe]
+        if not plain:
+            parts = [kind.encoded(safe[:, j]) * there[:, j, None] for j, kind in enumerate(self.kinds)]
         flags = [xp.isinf(z[:, list(self.atoms)]), xp.isnan(z[:, list(self.gaps)])]
         return xp.concatenate([*parts, *flags], axis=1).astype(z.dtype)
-
-    def _column(self, z: AnyArray, there: AnyArray, j: int) -> AnyArray:
-        return self.kinds[j].encoded(z[:, j]) * there[:, j, None]
 
 
 class InputScaling(Scaling):
@@ -268,10 +265,6 @@ class InputScaling(Scaling):
 
     def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n e"]:
         return InputEncoding.of(self)(super().to_model(values))
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _logarithms(values: Float[AnyArray, "n d"], logs: tuple[bool, ...]) -> Float[AnyArray, "n d"]:

@@ -7,7 +7,6 @@ file. Messages count the rows of data from 1.
 import bz2
 import contextlib
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -21,31 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kexpfam.data.blocks import DATASETS, Rows, arrow_dataset, load_array, row_blocks
-from kexpfam.data.text import OPENING, Reading, TableError, cells_of, dates, text_form
+from kexpfam.data.text import DATES, OPENING, Reading, TableError, cells_of, omitted, text_form, unreadable
 from kexpfam.files import written
 from kexpfam.stacklevel import caller_level
 
 if TYPE_CHECKING:
     import pyarrow
-
-__all__ = [
-    "STANDARD_STREAM",
-    "DroppedRowsWarning",
-    "MissingColumnError",
-    "Reading",
-    "Table",
-    "TableError",
-    "by_name",
-    "by_name_or_order",
-    "converted",
-    "numbered",
-    "output_type",
-    "read_table",
-    "table_blocks",
-    "warn_of_dropped",
-    "write_csv",
-    "write_table",
-]
 
 # The path that means standard input.
 STANDARD_STREAM = Path("-")
@@ -58,6 +38,8 @@ COMPRESSED: dict[bytes, Callable[..., Any]] = {
 TEXTS = {".csv": None, ".tsv": "\t", ".tab": "\t", ".txt": None, ".dat": None}
 MAGIC = {b"\x93NUMPY": ".npy", b"PAR1": ".parquet", b"ARROW1": ".feather"}
 READABLE = ".csv, .tsv, .txt, .npy, .parquet or .feather, compressed or not"
+# Blocks of rows that are written, each a sequence of columns.
+Blocks = Iterable[Sequence[np.ndarray]]
 # Returns the positions of the columns to read, given the place for messages, the names if any, and the width.
 Choice = Callable[[str, list[str] | None, int], list[int]]
 
@@ -84,14 +66,15 @@ class Table(NamedTuple):
     names: list[str]
     values: np.ndarray
 
-    def part(self, positions: Sequence[int]) -> "Table":
-        """Return the columns at these positions; without labels among them they are numbers again."""
-        values = self.values[:, list(positions)]
-        if values.dtype == object:
-            with contextlib.suppress(TypeError, ValueError):
-                if not any(isinstance(cell, str | bool) for cell in values.ravel()):
-                    values = values.astype(float)
-        return Table([self.names[j] for j in positions], values)
+    def split(self, *widths: int) -> list[np.ndarray]:
+        """Return the values in groups of adjacent columns; a group without labels is of numbers again."""
+        groups = np.split(self.values, np.cumsum(widths)[:-1], axis=1)
+        labelled = lambda group: any(isinstance(cell, str | bool) for cell in group.ravel())
+        for k, group in enumerate(groups):
+            if group.dtype == object and not labelled(group):
+                with contextlib.suppress(TypeError, ValueError):
+                    groups[k] = group.astype(float)
+        return groups
 
 
 class _Opened(NamedTuple):
@@ -104,10 +87,11 @@ class _Opened(NamedTuple):
 
     def columns(self, table: "pyarrow.Table", reading: Reading, start: int) -> list[np.ndarray]:
         """Return the columns of some rows; ``start`` is the number of rows before them."""
+        parts = zip(table.column_names, table.columns, strict=True)
         if self.decimal is None:
-            return [_typed(self.place, name, column, reading) for name, column in _named(table)]
-        options: dict[str, Any] = {"decimal": self.decimal, "start": start}
-        return [cells_of(self.place, name, column, reading, **options) for name, column in _named(table)]
+            return [_typed(self.place, name, column, reading) for name, column in parts]
+        mark = self.decimal
+        return [cells_of(self.place, name, column, reading, mark, start) for name, column in parts]
 
 
 def read_table(
@@ -123,14 +107,11 @@ def read_table(
     reading = reading or Reading()
     with _open(path, choose or by_name(columns), reading, BLOCK_ROWS) as opened:
         tables = list(opened.tables)
-    rows = sum(map(len, tables))
-    if not rows:
+    if not any(map(len, tables)):
         raise TableError(f"{opened.place}: there is no row of data.")
-    cells = opened.columns(pyarrow.concat_tables(tables), reading, 0)
-    table = _checked(opened.place, opened.names, cells, reading, 0)
-    if not len(table.values):
-        raise TableError(f"{opened.place}: every row has a missing cell; --drop-missing leaves no row.")
-    warn_of_dropped(opened.place, rows - len(table.values), rows)
+    whole = pyarrow.concat_tables(tables)
+    table = _checked(opened.place, opened.names, opened.columns(whole, reading, 0), reading, 0)
+    check_kept(opened.place, len(table.values), len(whole))
     return table
 
 
@@ -156,10 +137,7 @@ def table_blocks(
             seen, kept = seen + len(raw), kept + len(table.values)
             for start in range(0, len(table.values), rows):
                 yield Table(columns, table.values[start : start + rows])
-    if not kept:
-        reason = "every row has a missing cell" if seen else "there is no row of data"
-        raise TableError(f"{opened.place}: {reason}.")
-    warn_of_dropped(opened.place, seen - kept, seen)
+    check_kept(opened.place, kept, seen)
 
 
 def converted(place: str, names: list[str], block: Any, reading: Reading, start: int) -> Table:
@@ -172,8 +150,28 @@ def converted(place: str, names: list[str], block: Any, reading: Reading, start:
 
 
 def by_name(columns: list[str] | None) -> Choice:
-    """Return a choice of columns by name, in the given order; of all columns by default."""
-    return functools.partial(_positions, columns=columns)
+    """Return a choice of columns by name, in the given order; of all by default, which then need names."""
+
+    def choose(place: str, names: list[str] | None, width: int) -> list[int]:
+        known = numbered(width) if names is None else names
+        if columns is None and "" in known:
+            named = ",".join(name for name in known if name)
+            problem = f"{place}: column {known.index('') + 1} has no name; if it contains row numbers, "
+            raise TableError(f"{problem}select the others with --columns {named}.")
+        wanted = known if columns is None else columns
+        missing = [name for name in wanted if name not in known]
+        if missing:
+            message = f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}."
+            raise MissingColumnError(message, known)
+        ambiguous = [name for name in dict.fromkeys(wanted) if known.count(name) > 1]
+        if ambiguous:
+            raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
+        repeated = [name for name in dict.fromkeys(wanted) if wanted.count(name) > 1]
+        if repeated:
+            raise TableError(f"{place}: column {_quoted(repeated)} is named twice.")
+        return [known.index(name) for name in wanted]
+
+    return choose
 
 
 def by_name_or_order(columns: list[str]) -> Choice:
@@ -181,14 +179,13 @@ def by_name_or_order(columns: list[str]) -> Choice:
 
     def choose(place: str, names: list[str] | None, width: int) -> list[int]:
         try:
-            return _positions(place, names, width, columns=columns)
+            return by_name(columns)(place, names, width)
         except MissingColumnError:
             if names is not None and names != numbered(width):
                 raise
         if width != len(columns):
-            raise TableError(
-                f"{place}: {width} columns without names, {len(columns)} are needed: {', '.join(columns)}."
-            )
+            needed = f"{len(columns)} are needed: {', '.join(columns)}"
+            raise TableError(f"{place}: {width} columns without names, {needed}.")
         return list(range(width))
 
     return choose
@@ -199,10 +196,13 @@ def numbered(count: int, letter: str = "x") -> list[str]:
     return [f"{letter}{j}" for j in range(count)]
 
 
-def warn_of_dropped(place: str, dropped: int, rows: int) -> None:
-    """Warn with the number of dropped rows, if there are any."""
-    if dropped:
-        message = f"{place}: {dropped} of {rows} rows have missing cells and are dropped."
+def check_kept(place: str, kept: int, rows: int) -> None:
+    """Warn with the number of dropped rows, if there are any; raise if no row was kept."""
+    if not kept:
+        reason = "every row has a missing cell" if rows else "there is no row of data"
+        raise TableError(f"{place}: {reason}.")
+    if kept < rows:
+        message = f"{place}: {rows - kept} of {rows} rows have missing cells and are dropped."
         warnings.warn(message, DroppedRowsWarning, stacklevel=caller_level())
 
 
@@ -219,21 +219,17 @@ def _open(path: Path, choose: Choice, reading: Reading, rows: int) -> Iterator[_
         try:
             opening, stream = _decompressed(file)
         except (OSError, EOFError, lzma.LZMAError) as error:
-            raise TableError(f"{place}: not a readable CSV file ({error}).") from None
+            raise unreadable(place, error) from None
         suffix = suffix or next((kind for magic, kind in MAGIC.items() if opening.startswith(magic)), ".csv")
         if suffix in TEXTS:
             reading = reading._replace(separator=reading.separator or TEXTS[suffix])
-            yield _open_text(place, opening, stream, choose, reading)
+            form = text_form(place, opening, reading)
+            positions = choose(place, form.names, form.width)
+            known = numbered(form.width) if form.names is None else form.names
+            tables = form.batches(stream, positions, reading)
+            yield _Opened(place, [known[j] for j in positions], tables, form.decimal)
         else:
             yield _open_binary(place, stream.read(), suffix, choose, rows)
-
-
-def _open_text(place: str, opening: bytes, stream: Any, choose: Choice, reading: Reading) -> _Opened:
-    form = text_form(place, opening, reading)
-    positions = choose(place, form.names, form.width)
-    known = numbered(form.width) if form.names is None else form.names
-    tables = form.batches(stream, positions, reading)
-    return _Opened(place, [known[j] for j in positions], tables, form.decimal)
 
 
 def _suffix(path: Path) -> str:
@@ -303,30 +299,25 @@ def _open_array(place: str, values: np.ndarray, choose: Choice, rows: int) -> _O
     return _Opened(place, names, tables)
 
 
-def _named(table: "pyarrow.Table") -> Iterable[tuple[str, Any]]:
-    return zip(table.column_names, table.columns, strict=True)
-
-
 def _typed(place: str, name: str, column: Any, reading: Reading) -> np.ndarray:
     """Return a column of a typed file as numbers, or as labels; missing cells are NaN or None."""
     import pyarrow.types as types
 
     kind = column.type
     if types.is_temporal(kind):
-        raise TableError(f"{place}: {dates(name)}")
+        raise TableError(f"{place}: column {name!r} contains {DATES}")
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
     label = name in reading.labels
-    numeric = (
-        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
-    )
+    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
+    numeric = any(test(kind) for test in tests)
     if numeric and not label:
         return column.cast("float64").to_numpy().astype(float)
     texts = any(test(kind) for test in (types.is_string, types.is_large_string, types.is_boolean))
     if (numeric or texts) and (label or reading.texts):
         return np.array(column.to_pylist(), dtype=object)
-    ways = f"; omit it (name the others with --columns), or read it as labels (--kind {name}=category)"
-    raise TableError(f"{place}: column {name!r} does not contain numbers{ways if texts else ''}.")
+    ways = f"; {omitted(name)}" if texts else ""
+    raise TableError(f"{place}: column {name!r} does not contain numbers{ways}.")
 
 
 def _checked(place: str, names: list[str], columns: list[np.ndarray], reading: Reading, start: int) -> Table:
@@ -335,9 +326,8 @@ def _checked(place: str, names: list[str], columns: list[np.ndarray], reading: R
     for name, column in zip(names, columns, strict=True):
         if column.dtype != object and np.isinf(column).any():
             row = int(np.flatnonzero(np.isinf(column))[0])
-            raise TableError(
-                f"{place}, row {start + row + 1}: column {name!r} is {column[row]}, not a finite number."
-            )
+            cell = f"{place}, row {start + row + 1}: column {name!r} is {column[row]}"
+            raise TableError(f"{cell}, not a finite number.")
     missing = np.any(gaps, axis=0)
     if reading.gaps == "refuse" and missing.any():
         row = int(np.flatnonzero(missing)[0])
@@ -353,39 +343,11 @@ def _checked(place: str, names: list[str], columns: list[np.ndarray], reading: R
     return Table(names, np.column_stack(columns))
 
 
-def _positions(place: str, names: list[str] | None, width: int, *, columns: list[str] | None) -> list[int]:
-    """Return the positions of the named columns; of all columns by default, which then need names."""
-    known = numbered(width) if names is None else names
-    if columns is None:
-        if "" in known:
-            raise TableError(
-                f"{place}: column {known.index('') + 1} has no name; if it contains row numbers, select the "
-                f"others with --columns {','.join(name for name in known if name)}."
-            )
-        columns = known
-    missing = [name for name in columns if name not in known]
-    if missing:
-        raise MissingColumnError(
-            f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}.", known
-        )
-    ambiguous = [name for name in dict.fromkeys(columns) if known.count(name) > 1]
-    if ambiguous:
-        raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
-    repeated = [name for name in dict.fromkeys(columns) if columns.count(name) > 1]
-    if repeated:
-        raise TableError(f"{place}: column {_quoted(repeated)} is named twice.")
-    return [known.index(name) for name in columns]
-
-
 def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-# A block of rows that is written: its columns.
-Columns = Sequence[np.ndarray]
-
-
-def write_table(path: Path, names: list[str], blocks: Iterable[Columns]) -> int:
+def write_table(path: Path, names: list[str], blocks: Blocks) -> int:
     """Write blocks of rows to a file of the type that its name says; return the number of rows.
 
     The file is written completely or not at all. Blocks are written as they come, except to .npy.
@@ -393,7 +355,11 @@ def write_table(path: Path, names: list[str], blocks: Iterable[Columns]) -> int:
     kind = output_type(path)
     with written(path) as file:
         if kind == ".npy":
-            return _write_npy(file, path, blocks)
+            values = np.concatenate([np.column_stack(block) for block in blocks])
+            if values.dtype.kind not in "iuf":
+                raise TableError(f"{path}: labels cannot be written to .npy; use .csv, .parquet or .feather.")
+            np.save(file, values)
+            return len(values)
         if kind in DATASETS:
             return _write_arrow(file, kind, names, blocks)
         with contextlib.ExitStack() as stack:
@@ -423,7 +389,7 @@ def output_type(path: Path) -> str:
     )
 
 
-def write_csv(stream: Any, names: list[str], blocks: Iterable[Columns], separator: str = ",") -> int:
+def write_csv(stream: Any, names: list[str], blocks: Blocks, separator: str = ",") -> int:
     """Write a header and rows to a stream of text; return the number of rows. Numbers keep all their bits."""
     writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
     rows = 0
@@ -435,15 +401,7 @@ def write_csv(stream: Any, names: list[str], blocks: Iterable[Columns], separato
     return rows
 
 
-def _write_npy(file: Any, path: Path, blocks: Iterable[Columns]) -> int:
-    values = np.concatenate([np.column_stack(block) for block in blocks])
-    if values.dtype.kind not in "iuf":
-        raise TableError(f"{path}: labels cannot be written to .npy; use .csv, .parquet or .feather.")
-    np.save(file, values)
-    return len(values)
-
-
-def _write_arrow(file: Any, kind: str, names: list[str], blocks: Iterable[Columns]) -> int:
+def _write_arrow(file: Any, kind: str, names: list[str], blocks: Blocks) -> int:
     import pyarrow
     import pyarrow.parquet
 

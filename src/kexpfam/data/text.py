@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kexpfam.data.encoding import DATES
+
 if TYPE_CHECKING:
     import pyarrow
-
-__all__ = ["MISSING", "OPENING", "Reading", "TableError", "TextFile", "cells_of", "text_form"]
 
 # Cells that mean a missing value, as common programs write them.
 MISSING = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>")
@@ -95,13 +95,11 @@ class TextFile(NamedTuple):
             for batch in arrow.open_csv(stream, read, parse, convert):
                 yield pyarrow.Table.from_batches([batch]).rename_columns(names)
         except UNREADABLE as error:
-            raise self._error(uneven, error) from None
-
-    def _error(self, uneven: list[Any], error: BaseException) -> TableError:
-        if not uneven:
-            return _unreadable(self.place, error)
-        row, found = uneven[0].number - self.skipped, uneven[0].actual_columns
-        return TableError(f"{self.place}, row {row}: {found} cells where {self.width} were expected.")
+            if not uneven:
+                raise unreadable(self.place, error) from None
+            row, found = uneven[0].number - self.skipped, uneven[0].actual_columns
+            message = f"{self.place}, row {row}: {found} cells where {self.width} were expected."
+            raise TableError(message) from None
 
 
 def text_form(place: str, opening: bytes, reading: Reading) -> TextFile:
@@ -109,16 +107,20 @@ def text_form(place: str, opening: bytes, reading: Reading) -> TextFile:
     for name, value in (("separator", reading.separator), ("quote", reading.quote or None)):
         if value is not None and len(value) != 1:
             raise TableError(f"{place}: the {name} must be one character, got {value!r}.")
+    whole = len(opening) < OPENING
     try:
-        decoder = codecs.getincrementaldecoder(reading.encoding)()
-        text = decoder.decode(opening, final=len(opening) < OPENING)
-        separator = reading.separator or _separator(text, reading)
-        rows = _first_rows(text, separator, reading, whole=len(opening) < OPENING)
+        text = codecs.getincrementaldecoder(reading.encoding)().decode(opening, final=whole)
+        candidates = (reading.separator,) if reading.separator else SEPARATORS
+        forms = {one: _first_rows(text, one, reading, whole=whole) for one in candidates}
     except UNREADABLE as error:
-        raise _unreadable(place, error) from None
+        raise unreadable(place, error) from None
+    separator = max(forms, key=lambda one: _agreement(forms[one]))
+    rows = forms[separator]
     if not rows:
         raise TableError(f"{place}: the file is empty.")
-    decimal = reading.decimal or _decimal([cell for _, row in rows for cell in row], separator)
+    # A comma is the decimal mark if it is not the separator and some cell is a number only with it.
+    commas = any(DECIMAL_COMMA.fullmatch(cell.strip()) for _, row in rows for cell in row)
+    decimal = reading.decimal or ("," if commas and separator != "," else ".")
     line, first = rows[0]
     header = reading.header
     if header is None:
@@ -130,42 +132,27 @@ def text_form(place: str, opening: bytes, reading: Reading) -> TextFile:
     return TextFile(place, names, len(first), separator, decimal, line if header else 0)
 
 
-def _unreadable(place: str, error: BaseException) -> TableError:
+def unreadable(place: str, error: BaseException) -> TableError:
+    """Return the error of a file that cannot be read as text."""
     return TableError(f"{place}: not a readable CSV file ({error}).")
 
 
 def _first_rows(text: str, separator: str, reading: Reading, *, whole: bool) -> list[tuple[int, list[str]]]:
     """Return the first rows, each after the number of its last line, without a row that is cut short."""
-    reader = csv.reader(io.StringIO(text, newline=""), **_dialect(separator, reading))
+    quoting = csv.QUOTE_MINIMAL if reading.quote else csv.QUOTE_NONE
+    dialect: dict[str, Any] = {"delimiter": separator, "quotechar": reading.quote or None, "quoting": quoting}
+    reader = csv.reader(io.StringIO(text, newline=""), **dialect)
     rows = list(islice(((reader.line_num, row) for row in reader if row), OPENING_ROWS + 1))
     return rows[:OPENING_ROWS] if whole or len(rows) == 1 else rows[:-1]
 
 
-def _dialect(separator: str, reading: Reading) -> dict[str, Any]:
-    quoting = csv.QUOTE_MINIMAL if reading.quote else csv.QUOTE_NONE
-    return {"delimiter": separator, "quotechar": reading.quote or None, "quoting": quoting}
+def _agreement(rows: list[tuple[int, list[str]]]) -> tuple[float, int]:
+    """Return the share of rows with as many cells as the first, and their number; 0 for one cell."""
+    widths = [len(row) for _, row in rows] or [1]
+    return (widths.count(widths[0]) / len(widths), widths[0]) if widths[0] > 1 else (0.0, 1)
 
 
-def _separator(text: str, reading: Reading) -> str:
-    """Return the separator with which most of the first rows have as many cells as the first."""
-
-    def agreement(separator: str) -> tuple[float, int]:
-        lines = text.splitlines(keepends=True)[:OPENING_ROWS]
-        widths = [len(row) for row in csv.reader(lines, **_dialect(separator, reading)) if row]
-        if not widths or widths[0] == 1:
-            return 0.0, 1
-        return sum(width == widths[0] for width in widths) / len(widths), widths[0]
-
-    return max(SEPARATORS, key=agreement)
-
-
-def _decimal(cells: list[str], separator: str) -> str:
-    """Return a comma if it is not the separator and some cell is a number only with a decimal comma."""
-    commas = separator != "," and any(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in cells)
-    return "," if commas else "."
-
-
-def cells_of(place: str, name: str, column: Any, reading: Reading, *, decimal: str, start: int) -> np.ndarray:
+def cells_of(place: str, name: str, column: Any, reading: Reading, decimal: str, start: int) -> np.ndarray:
     """Return a column of strings as numbers with NaN, or as labels with None, where cells are missing.
 
     ``start`` is the number of rows before the first of these. A number with both marks, such as "1.234"
@@ -181,28 +168,19 @@ def cells_of(place: str, name: str, column: Any, reading: Reading, *, decimal: s
         valid = compute.match_substring_regex(cells, NUMBER.format(re.escape(decimal)))
         wrong = np.flatnonzero(compute.invert(valid.fill_null(True)).to_numpy(zero_copy_only=False))
         if not len(wrong):
-            return (
-                compute.replace_substring(cells, decimal, ".").cast("float64").to_numpy(zero_copy_only=False)
-            )
+            numbers = compute.replace_substring(cells, decimal, ".").cast("float64")
+            return numbers.to_numpy(zero_copy_only=False)
         present = len(cells) - cells.null_count
         if not reading.texts or len(wrong) < present:
-            cell, everywhere = cells[int(wrong[0])].as_py(), len(wrong) == present
-            raise TableError(_not_a_number(place, name, cell, start + int(wrong[0]) + 1, everywhere))
+            cell, row = cells[int(wrong[0])].as_py(), start + int(wrong[0]) + 1
+            ways = f"treat such cells as missing (--missing {cell!r}); or " if len(wrong) < present else ""
+            problem = f"{place}, row {row}: column {name!r} is {cell!r}, not a number; {ways}{omitted(name)}"
+            raise TableError(f"{problem}.")
         if compute.all(compute.match_substring_regex(cells, DATE)).as_py():
-            raise TableError(f"{place}: {dates(name)}")
+            raise TableError(f"{place}: column {name!r} contains {DATES}")
     return np.array(cells.to_pylist(), dtype=object)
 
 
-def dates(name: str) -> str:
-    """Return the message on a column of dates."""
-    return (
-        f"column {name!r} contains dates or durations; convert them to numbers first, for example to days "
-        "since the first date or to hours of the day."
-    )
-
-
-def _not_a_number(place: str, name: str, cell: str, row: int, everywhere: bool) -> str:
-    ways = f"omit the column (name the others with --columns); or read it as labels (--kind {name}=category)"
-    if not everywhere:
-        ways = f"treat such cells as missing (--missing {cell!r}); or {ways}"
-    return f"{place}, row {row}: column {name!r} is {cell!r}, not a number; {ways}."
+def omitted(name: str) -> str:
+    """Return the ways to read a table with a column that does not contain numbers."""
+    return f"omit it (name the others with --columns); or read it as labels (--kind {name}=category)"

@@ -1,8 +1,8 @@
-"""What rows count: weights that mean repetition, and the statistics of weighted rows.
+"""Weights of rows, which mean repetition, and the statistics of weighted rows.
 
-Everywhere in the library ``None`` stands for rows that all count one. A weight of two is a row that was seen
-twice, a weight of zero a row that was not seen. Whole numbers are kept as they are; other weights say how
-rows count beside each other, and are scaled to mean one."""
+``None`` means that all rows have weight 1. A row of weight 2 counts as two equal rows, a row of weight 0 is
+ignored. Whole weights are kept; other weights are relative and are scaled to mean 1.
+"""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,35 +12,18 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     import jax
 
-__all__ = [
-    "Weighted",
-    "checked_weights",
-    "counted_mean",
-    "distinct_rows",
-    "drawn_rows",
-    "effective_rows",
-    "is_whole",
-    "part_of",
-    "percentiles",
-    "standard_error",
-    "weighted_covariance",
-    "weighted_mean",
-    "weighted_variance",
-]
-
 
 class Weighted(NamedTuple):
-    """Positions of the rows to fit to, each once, and what they count; None where all count one."""
+    """Positions of the rows to fit to, each once, and their weights; None if all are 1."""
 
     rows: np.ndarray
     weight: np.ndarray | None
 
     @staticmethod
     def of(values: np.ndarray, weight: np.ndarray | None, *, merged: bool = True) -> "Weighted":
-        """Return the rows that count; where weights are given, equal rows are one row, whose weights add up,
-        if ``merged``.
+        """Return the rows of positive weight; if ``merged``, equal weighted rows are one row with their sum.
 
-        So nothing random, such as a deal of rows into folds, can tell a weight from a repetition.
+        So a random split into folds treats a weight like repeated rows.
         """
         if weight is None:
             return Weighted(np.arange(len(values)), None)
@@ -53,7 +36,7 @@ class Weighted(NamedTuple):
 
 
 def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_weight") -> np.ndarray | None:
-    """Return the weights as numbers, one for each row, or raise and say what is wrong with them."""
+    """Return the weights as numbers, one for each row; raise ValueError if they are invalid."""
     if given is None:
         return None
     try:
@@ -61,24 +44,20 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be numbers, one for each row.") from None
     if weight.shape != (rows,):
-        raise ValueError(
-            f"{name} must have one number for each of the {rows} rows, got shape {weight.shape}."
-        )
-    for bad, rule in ((~np.isfinite(weight), "be finite"), (weight < 0.0, "not be negative")):
-        if np.any(bad):
-            row = int(np.argmax(bad))
-            raise ValueError(f"{name} must {rule}; row {row} has {weight[row]:g}.")
+        raise ValueError(f"{name} must have one number for each of {rows} rows, got shape {weight.shape}.")
+    for wrong, text in ((~np.isfinite(weight), "be finite"), (weight < 0.0, "not be negative")):
+        if np.any(wrong):
+            raise ValueError(f"{name} must {text}; row {np.argmax(wrong)} has {weight[wrong][0]:g}.")
     if not np.any(weight > 0.0):
         raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
     return weight
 
 
 def counted_mean(values: np.ndarray, given: ArrayLike | None) -> float:
-    """Return the mean of the rows that count, by weights as a user gives them."""
+    """Return the mean of the rows of positive weight, by weights as a user gives them."""
     weight = checked_weights(given, len(values))
-    if weight is None:
-        return float(np.mean(values))
-    return float(np.average(values[weight > 0.0], weights=weight[weight > 0.0]))
+    seen = slice(None) if weight is None else weight > 0.0
+    return float(np.average(values[seen], weights=part_of(weight, seen)))
 
 
 def is_whole(weight: np.ndarray) -> bool:
@@ -92,8 +71,7 @@ def part_of(weight: np.ndarray | None, rows: np.ndarray | slice) -> np.ndarray |
 
 
 def effective_rows(weight: np.ndarray | None, rows: int) -> float:
-    r"""Return the effective sample size, :math:`(\sum_i w_i)^2 / \sum_i w_i^2`: how many equal rows say as
-    much."""
+    r"""Return the effective sample size, :math:`(\sum_i w_i)^2 / \sum_i w_i^2`."""
     return float(rows) if weight is None else float(weight.sum() ** 2 / np.sum(weight**2))
 
 
@@ -104,11 +82,7 @@ def weighted_mean(values: np.ndarray, weight: np.ndarray | None) -> Any:
 
 def weighted_variance(values: np.ndarray, weight: np.ndarray | None) -> Any:
     """Return the variance over the rows."""
-    return (
-        values.var(axis=0)
-        if weight is None
-        else weighted_mean((values - weighted_mean(values, weight)) ** 2, weight)
-    )
+    return weighted_mean((values - weighted_mean(values, weight)) ** 2, weight)
 
 
 def weighted_covariance(values: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
@@ -125,22 +99,18 @@ def standard_error(values: np.ndarray, weight: np.ndarray | None) -> float:
 
 
 def percentiles(values: np.ndarray, levels: list[int], weight: np.ndarray | None) -> np.ndarray:
-    """Return the percentiles of each column, (levels, columns): NumPy's, of rows that are repeated as often
-    as they count."""
+    """Return the percentiles of each column, (levels, columns): as NumPy, of rows repeated by weight."""
     if weight is None:
         return np.percentile(values, levels, axis=0)
-    columns = [_percentiles(column, np.asarray(levels, float), weight) for column in values.T]
-    return np.reshape(columns, (values.shape[1], len(levels))).T
-
-
-def _percentiles(column: np.ndarray, levels: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    # Of sorted repeated rows a value has the places from "first" to "last"; between two values the percentile
-    # is linear.
-    order = np.argsort(column)
-    after = np.cumsum(weight[order])
-    first, last = after - weight[order], np.maximum(after - 1.0, after - weight[order])
-    places = levels / 100.0 * last[-1]
-    return np.interp(places, np.stack([first, last], 1).ravel(), np.repeat(column[order], 2))
+    found = np.empty((len(levels), values.shape[1]))
+    for j, column in enumerate(values.T):
+        # A value has the places from first to last among the sorted repeated rows; between values: linear.
+        order = np.argsort(column)
+        after = np.cumsum(weight[order])
+        first, last = after - weight[order], np.maximum(after - 1.0, after - weight[order])
+        places = np.asarray(levels, float) / 100.0 * last[-1]
+        found[:, j] = np.interp(places, np.stack([first, last], 1).ravel(), np.repeat(column[order], 2))
+    return found
 
 
 def distinct_rows(*parts: np.ndarray) -> np.ndarray:
@@ -149,9 +119,8 @@ def distinct_rows(*parts: np.ndarray) -> np.ndarray:
 
 
 def _firsts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each distinct row appears first, in the order of the rows, and which of these each row
-    is."""
-    # As bytes, so that rows with the same gaps are equal too; adding 0 makes the two zeros one.
+    """Return the first position of each distinct row, in row order, and the number of each row's first."""
+    # As bytes, so that rows with NaN in the same places are equal; adding 0 makes -0 equal to 0.
     whole = np.ascontiguousarray(rows + 0.0).view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
     _, first, membership = np.unique(whole, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -161,7 +130,7 @@ def _firsts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def drawn_rows(weight: "jax.Array | np.ndarray", count: int, *, key: "jax.Array") -> "jax.Array":
-    """Return positions drawn with replacement, each as often as its weight says."""
+    """Return positions drawn with replacement, with probabilities proportional to the weights."""
     import jax.numpy as jnp
     import jax.random as jr
 

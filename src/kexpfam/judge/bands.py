@@ -3,8 +3,6 @@
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["simultaneous_limits"]
-
 SIMULATIONS = 4000
 # Relative slack, so that a count on the limit lies within it.
 ROUNDING = 1e-9

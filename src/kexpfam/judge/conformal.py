@@ -20,8 +20,6 @@ from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, inside_central
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["Conformal", "UnboundedWarning", "conformalise"]
-
 # Folds of the held-out rows for the coverage of the repair on other rows.
 FOLDS = 10
 # Absolute slack of ranks, so that a level that is a multiple of 1 / (n + 1) is not rounded.

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kexpfam.settings import SettingsRecord
-
-__all__ = ["Diagnosis", "Judgement", "Measurement", "plain", "verdict_of"]
+from kexpfam.settings import SettingsRecord, check_at_least
 
 VERDICTS = ("poor", "fair", "good")
 COLOURS = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}
@@ -68,9 +66,8 @@ class Judgement(SettingsRecord):
     def __check_init__(self) -> None:
         least = {"draws": 10, "certifying_draws": 10, "poor": 1, "pit_draws": 1, "neighbour_draws": 10}
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if name != "coverages" and not (np.ndim(value) == 0 and value >= least.get(name, 0)):
-                raise ValueError(f"{name} must be at least {least.get(name, 0)}, got {value}.")
+            if name != "coverages":
+                check_at_least(self, least.get(name, 0), name)
         if not all(0.0 < level < 1.0 for level in self.coverages):
             raise ValueError(f"coverages must lie strictly between 0 and 1, got {self.coverages}.")
 
@@ -183,10 +180,10 @@ class Diagnosis(Mapping[str, Measurement]):
 
     def _repr_html_(self) -> str:
         text, verdict = html.escape, self.verdict
-        row = lambda one: (
+        cells = "".join(
             f'<tr title="{text(one.meaning)}"><td>{text(one.label)}</td><td>{text(one.shown)}</td></tr>'
+            for one in self.labelled()
         )
-        cells = "".join(map(row, self.labelled()))
         advice = "".join(f"<li>{text(line)}</li>" for line in self.advice)
         heading = f'<p><strong style="color: {COLOURS[verdict]}">{verdict.upper()}</strong></p>'
         return f"{heading}<table>{cells}</table><ul>{advice}</ul>"
@@ -194,9 +191,8 @@ class Diagnosis(Mapping[str, Measurement]):
 
 def verdict_of(measurements: Iterable[Measurement]) -> str:
     """Return the lowest level among the measurements; "good" if none has a level."""
-    return min(
-        (one.level for one in measurements if one.level in VERDICTS), key=VERDICTS.index, default="good"
-    )
+    levels = (one.level for one in measurements if one.level in VERDICTS)
+    return min(levels, key=VERDICTS.index, default="good")
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -20,8 +21,6 @@ from kexpfam.judge.metrics import mmd_squared, neighbour_log_density
 from kexpfam.model.density import Estimate, TiltedDensity, WeightedDraws
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import ChainDensity, Stack, uniform_levels
-
-__all__ = ["MEASURES", "SamplerFit", "diagnose", "measure_log_partition", "measure_status", "sampler_fit"]
 
 PASS_ROWS = "Pass held-out X and y to diagnose() to measure the calibration of the predicted distributions."
 # Folded into the key of the certificate, so that its draws are not those of the other measurements.
@@ -126,9 +125,8 @@ def _of_fact(name: str, fact: Fact, **fields: str) -> Measurement:
 
 def measure_candidates(found: Evidence) -> Iterator[Measurement]:
     """Yield weight and held-out score of each candidate that was scored."""
-    for name, weight, score, error in (
-        (c.name, c.weight, c.score, c.standard_error) for c in found.candidates
-    ):
+    fields = operator.attrgetter("name", "weight", "score", "standard_error")
+    for name, weight, score, error in map(fields, found.candidates):
         if np.isfinite(score):
             yield Measurement(f"{name}_weight", weight, meaning=f"Weight of the {name} in the density.")
             text = f"{weight:.0%} of the density; held-out score {score:.3f} ± {error:.1g}"
@@ -152,10 +150,8 @@ def measure_status(status: enum.Enum, name: str = "status", label: str = "solver
 
 def measure_log_partition(estimate: Estimate, *, conditional: bool = False) -> Measurement:
     """Return the log-partition function: poor if its error is large or rests on too few effective draws."""
-    level, meaning = (
-        "good",
-        "The normaliser is known: log densities are comparable with those of other models.",
-    )
+    level = "good"
+    meaning = "The normaliser is known: log densities are comparable with those of other models."
     if not estimate.trustworthy:
         level = "poor"
         meaning = (
@@ -282,9 +278,7 @@ def _chain(found: Evidence, density: ChainDensity) -> Iterator[Measurement]:
     level = settings.below(error, settings.good_normaliser_error)
     meaning = "The cells are fine enough for the density."
     if level != "good":
-        meaning = (
-            "A learned tilt is too sharp for its cells: a column has few distinct values, or rows are few."
-        )
+        meaning = "A learned tilt is too sharp for its cells: few distinct values in a column, or few rows."
     text, label = f"at most {error:.1g}", "error of log Z(x)"
     yield Measurement("chain_normaliser_error", error, None, level, meaning, label, text)
     level = settings.below(kl.value, settings.good_sampler_kl)

@@ -5,8 +5,6 @@ import numpy as np
 from kexpfam.model.density import Estimate
 from kexpfam.model.kernels import median_distance
 
-__all__ = ["mmd_squared", "neighbour_log_density"]
-
 
 def mmd_squared(
     xs: np.ndarray, ys: np.ndarray, *, lengthscale: float | None = None, rows_per_chunk: int = 2048
@@ -34,15 +32,13 @@ def mmd_squared(
     return Estimate(float(value), float(error), float(min(n, m)))
 
 
-def _kernel_sums(
-    xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows_per_chunk: int
-) -> tuple[float, float]:
+def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows: int) -> tuple[float, float]:
     total = squares = 0.0
     ys = ys / lengthscale
     norms = np.sum(ys**2, 1)
-    for first in range(0, len(xs), rows_per_chunk):
-        rows = xs[first : first + rows_per_chunk] / lengthscale
-        squared = np.sum(rows**2, 1)[:, None] + norms - 2.0 * rows @ ys.T
+    for first in range(0, len(xs), rows):
+        part = xs[first : first + rows] / lengthscale
+        squared = np.sum(part**2, 1)[:, None] + norms - 2.0 * part @ ys.T
         kernel = np.exp(-0.5 * np.maximum(squared, 0.0))
         total += kernel.sum()
         squares += (kernel**2).sum()

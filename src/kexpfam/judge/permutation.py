@@ -6,8 +6,6 @@ import numpy as np
 
 from kexpfam.model.density import Estimate
 
-__all__ = ["permutation_losses"]
-
 
 def permutation_losses(
     log_density: Callable[[np.ndarray], np.ndarray],

@@ -5,20 +5,11 @@ from typing import Any
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
-
-__all__ = [
-    "column_ranks",
-    "coverage_text",
-    "density_ranks",
-    "inside_central",
-    "pit_measurements",
-    "region_levels",
-    "tarp",
-]
 
 # Draws in memory at a time.
 CHUNK_DRAWS = 20_000
@@ -30,7 +21,7 @@ def pit_measurements(
     targets: np.ndarray,
     *,
     settings: Judgement | None = None,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> list[Measurement]:
     """Return measurements of the calibration of a conditional density on rows that it was not fitted to.
 
@@ -53,7 +44,7 @@ def pit_measurements(
 
 
 def _single(
-    density: Any, X: np.ndarray, targets: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, settings: Judgement, *, key: RandomKey
 ) -> Iterator[Measurement]:
     """Yield PIT values, their tests, coverage and CRPS of a single target."""
     draw_key, seed_key = jr.split(key)
@@ -81,7 +72,7 @@ def _single(
 
 
 def _joint(
-    density: Any, X: np.ndarray, targets: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, settings: Judgement, *, key: RandomKey
 ) -> Iterator[Measurement]:
     """Yield TARP values, density ranks, marginal ranks, their tests and the coverage of several targets."""
     tarp_key, rank_key, column_key = jr.split(key, 3)
@@ -156,7 +147,7 @@ def inside_central(pit: np.ndarray, coverage: float) -> np.ndarray:
     return np.abs(pit - 0.5) <= 0.5 * coverage
 
 
-def tarp(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]) -> np.ndarray:
+def tarp(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: RandomKey) -> np.ndarray:
     """Return for each row the share of draws that are nearer to a random point than the target is: TARP.
 
     If the density is right, target and draws are exchangeable and the shares, randomised within their steps,
@@ -177,7 +168,7 @@ def tarp(density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: K
 
 
 def density_ranks(
-    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: RandomKey
 ) -> np.ndarray:
     r"""Return for each row the probability of all points of higher density than the target, from draws.
 
@@ -202,7 +193,7 @@ def _rank(value: float, seen: np.ndarray) -> float:
 
 
 def column_ranks(
-    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: RandomKey
 ) -> np.ndarray:
     """Return randomised ranks of each target among draws of its own column: PIT values of the marginals."""
     draw_key, seed_key = jr.split(key)
@@ -212,9 +203,7 @@ def column_ranks(
     return ranks / (draws + 1)
 
 
-def _draws(
-    density: Any, X: np.ndarray, draws: int, *, key: Key[Array, ""]
-) -> Iterator[tuple[slice, np.ndarray]]:
+def _draws(density: Any, X: np.ndarray, draws: int, *, key: RandomKey) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield chunks of rows with their draws, of shape (rows, draws, columns)."""
     size = max(1, CHUNK_DRAWS // draws)
     for number, start in enumerate(range(0, len(X), size)):

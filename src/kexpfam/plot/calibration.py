@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.plot.canvas import MODEL_COLOUR, one_panel, panels
+from kexpfam.plot.canvas import MODEL_COLOUR, panels
 
 BAND: dict[str, Any] = {"color": "black", "alpha": 0.12, "linewidth": 0}
 
@@ -20,9 +20,7 @@ def plot_calibration(diagnosis: Diagnosis) -> Figure:
     The grey bands contain all bars, and the whole curve, of a calibrated model with probability 95 %.
     """
     if "pit" not in diagnosis:
-        raise ValueError(
-            "this diagnosis has no calibration: pass held-out X and y to diagnose() of a conditional model."
-        )
+        raise ValueError("this diagnosis has no calibration: pass held-out X and y to diagnose().")
     figure, axes = panels(2, width=4.5, height=4.0)
     pit, levels = diagnosis["pit"], diagnosis["region_level"]
     plot_pit(pit.value, name=pit.text, ax=axes[0])
@@ -35,7 +33,7 @@ def plot_calibration(diagnosis: Diagnosis) -> Figure:
 def plot_pit(values: ArrayLike, *, name: str = "PIT", bars: int = 10, ax: Axes | None = None) -> Figure:
     """Return the histogram of PIT values, uniform under a calibrated model, with a simultaneous 95 % band."""
     values = np.asarray(values, float)
-    figure, axis = one_panel(ax, width=4.5, height=4.0)
+    figure, (axis,) = panels(1, ax, width=4.5, height=4.0)
     counts = np.histogram(values, bins=bars, range=(0.0, 1.0))[0]
     low, high = simultaneous_limits(len(values), np.full(bars, 1.0 / bars), cumulative=False)
     axis.axhspan(low[0], high[0], label="95 % of chance, all bars at once", **BAND)
@@ -57,7 +55,7 @@ def plot_reliability(
     under a calibrated model.
     """
     needed = np.sort(np.asarray(levels_needed, float))
-    figure, axis = one_panel(ax, width=4.5, height=4.0)
+    figure, (axis,) = panels(1, ax, width=4.5, height=4.0)
     levels = np.linspace(0.0, 1.0, steps + 1)
     limits = simultaneous_limits(len(needed), np.full(steps, 1.0 / steps), cumulative=True)
     low, high = (np.concatenate([[0.0], limit / len(needed), [1.0]]) for limit in limits)

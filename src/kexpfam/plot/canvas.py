@@ -8,16 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgba
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 # Both colours are legible on white and on black, and distinct with red-green colour blindness.
 DATA_COLOUR = "#d9622b"
 MODEL_COLOUR = "#2f7fc1"
 # Density 0 is transparent.
-DENSITY_COLOURS = LinearSegmentedColormap.from_list(
-    "density", [to_rgba(MODEL_COLOUR, alpha) for alpha in (0.0, 1.0)]
-)
+DENSITY_COLOURS = LinearSegmentedColormap.from_list("density", [f"{MODEL_COLOUR}00", MODEL_COLOUR])
 
 
 class Picture(Figure):
@@ -30,10 +28,16 @@ class Picture(Figure):
 
 
 def panels(
-    count: int, *, width: float, height: float, columns: int | None = None, boxed: bool = False
+    count: int, ax: Axes | None = None, *, width: float, height: float, columns: int = 99, boxed: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``count`` panels of this size (inches), in rows of ``columns`` (default: all)."""
-    columns = min(columns or count, count)
+    """Return a figure of ``count`` panels of this size (inches), in rows of ``columns``.
+
+    If axes are given, they are returned alone, with their figure.
+    """
+    if ax is not None:
+        plain_text(ax)
+        return cast(Figure, ax.figure), [ax]
+    columns = min(columns, count)
     rows = -(-count // columns)
     figure = Picture(figsize=(width * columns, height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
@@ -41,15 +45,6 @@ def panels(
         axis.spines[["top", "right"]].set_visible(boxed)
         plain_text(axis)
     return figure, axes
-
-
-def one_panel(ax: Axes | None, *, width: float, height: float, boxed: bool = False) -> tuple[Figure, Axes]:
-    """Return the given axes and their figure, or a new figure with one panel of this size (inches)."""
-    if ax is None:
-        figure, (ax,) = panels(1, width=width, height=height, boxed=boxed)
-        return figure, ax
-    plain_text(ax)
-    return cast(Figure, ax.figure), ax
 
 
 def legend_above(axis: Axes) -> None:

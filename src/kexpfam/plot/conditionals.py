@@ -1,6 +1,6 @@
 """Conditional densities p(y | x): intervals along a feature, densities under one condition, pairs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from kexpfam.estimators.base import Seed
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.plot import canvas
-from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, one_panel, target_names
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, panels, target_names
 from kexpfam.plot.densities import line
 from kexpfam.plot.marginals import name_levels, plot_marginal
-from kexpfam.plot.numbers import drawn, kinds_of, levels_of, numbers_of, training_rows
+from kexpfam.plot.numbers import drawn, kinds_of, numbers_of, training_rows
 from kexpfam.plot.pairs import plot_pairs
 
 
@@ -45,8 +45,8 @@ def plot_conditional(
         raise ValueError("a categorical target has no intervals: use plot_targets(estimator) for this model.")
     names = canvas.feature_names(estimator, trained.shape[1])
     place = canvas.column_at(feature, names)
-    figure, axis = one_panel(ax, width=6.4, height=4.2)
-    labels = levels_of(kinds.features[place])
+    figure, (axis,) = panels(1, ax, width=6.4, height=4.2)
+    labels = kinds.features[place].labels
     column = shown[:, place]
     along = np.linspace(np.nanmin(column), np.nanmax(column), 160) if labels is None else range(len(labels))
     centre = [_centre(values, kind) for values, kind in zip(trained.T, kinds.features, strict=True)]
@@ -77,7 +77,7 @@ def plot_targets(
     X, targets = rows_to_show(estimator, X, y)
     draws = drawn(estimator, 1, random_state, X).reshape(targets.shape)
     names = target_names(estimator, targets.shape[1])
-    levels = [levels_of(kind) for kind in kinds_of(estimator, X.shape[1], targets.shape[1]).targets]
+    levels = [kind.labels for kind in kinds_of(estimator, X.shape[1], targets.shape[1]).targets]
     if len(names) == 1:
         return plot_marginal(targets, draws, name=names[0], levels=levels[0])
     return plot_pairs(targets, draws, names, levels=levels)
@@ -89,7 +89,7 @@ def plot_given(
     """Return the density under one condition with draws; for several targets, draws of the first two."""
     draws = np.asarray(given.sample(n_samples, random_state=random_state)).reshape(n_samples, -1)
     names = target_names(given, draws.shape[1])
-    figure, axis = one_panel(ax, width=5.0, height=3.8)
+    figure, (axis,) = panels(1, ax, width=5.0, height=3.8)
     axis.set_xlabel(names[0])
     kind = given.target_kinds[0] if given.target_kinds else Real()
     if draws.shape[1] > 1:
@@ -97,13 +97,12 @@ def plot_given(
         axis.set_aspect(canvas.aspect(np.ptp(draws[:, :2], axis=0)))  # type: ignore[arg-type]
         axis.set_ylabel(names[1])
     elif kind.discrete:
-        _probabilities(axis, given, draws[:, 0], levels_of(kind))
+        _probabilities(axis, given, draws[:, 0], kind.labels)
     else:
         _curve(axis, given, draws[:, 0])
     if given.condition:
-        axis.set_title(
-            "given " + ", ".join(f"{name} = {cell(value)}" for name, value in given.condition.items())
-        )
+        listed = (f"{name} = {cell(value)}" for name, value in given.condition.items())
+        axis.set_title(f"given {', '.join(listed)}")
     return figure
 
 
@@ -151,13 +150,7 @@ def _probabilities(axis: Axes, given: GivenDensity, draws: np.ndarray, labels: l
 
 
 def _intervals(
-    axis: Axes,
-    estimator: Any,
-    grid: np.ndarray,
-    feature: int,
-    coverages: Sequence[float],
-    *,
-    labelled: bool,
+    axis: Axes, estimator: Any, grid: np.ndarray, feature: int, coverages: Sequence[float], *, labelled: bool
 ) -> None:
     """Draw the median and the intervals along a feature, narrow intervals over wide ones: bars for labels."""
     columns = getattr(estimator, "_columns", None)
@@ -168,15 +161,12 @@ def _intervals(
     widths = (0.35, 0.5, *[0.6] * len(coverages))
     for place, coverage in enumerate(sorted(coverages, reverse=True)):
         low, high = np.asarray(estimator.interval(cells, coverage)).T
-        draw: Callable = axis.fill_between
-        arguments: dict[str, Any] = {"y1": low, "y2": high, "linewidth": 0}
-        arguments["color"] = to_rgba(MODEL_COLOUR, shades[place])
+        look: dict[str, Any] = {"label": f"{coverage:.0%} interval", "color": to_rgba(MODEL_COLOUR, 0.25)}
         if labelled:
-            draw = axis.bar
-            arguments = {"height": high - low, "bottom": low, "width": widths[place]}
-            arguments |= {"color": MODEL_COLOUR, "alpha": 0.25}
-        draw(along, label=f"{coverage:.0%} interval", **arguments)
-    if labelled:
-        axis.plot(along, median, "_", color=MODEL_COLOUR, markersize=24, markeredgewidth=2.5, label="median")
-    else:
-        axis.plot(along, median, color=MODEL_COLOUR, linewidth=2.0, label="median")
+            axis.bar(along, high - low, bottom=low, width=widths[place], **look)
+        else:
+            look["color"] = to_rgba(MODEL_COLOUR, shades[place])
+            axis.fill_between(along, low, high, linewidth=0, **look)
+    marks: dict[str, Any] = {"marker": "_", "linestyle": "", "markersize": 24, "markeredgewidth": 2.5}
+    look = marks if labelled else {"linewidth": 2.0}
+    axis.plot(along, median, color=MODEL_COLOUR, label="median", **look)

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from kexpfam.estimators.base import Seed
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.plot import canvas
-from kexpfam.plot.canvas import MODEL_COLOUR, axis_limits, one_panel, panels, some_rows
+from kexpfam.plot.canvas import MODEL_COLOUR, axis_limits, panels, some_rows
 from kexpfam.plot.marginals import histogram, plot_marginal
-from kexpfam.plot.numbers import drawn, kinds_of, levels_of, numbers_of, training_rows
+from kexpfam.plot.numbers import drawn, kinds_of, numbers_of, training_rows
 from kexpfam.plot.pairs import plot_pairs
 
 F_TITLE = "learned f = log p - log p0 + log Z"
@@ -47,19 +47,19 @@ def plot_density(
     kinds = kinds_of(estimator, 0, width).targets
     numeric = not any(kind.discrete for kind in kinds) and not np.any(np.isnan(rows))
     if width == 1 and not numeric:
-        return plot_marginal(rows, draws, name=names[0], levels=levels_of(kinds[0]), ax=ax)
+        return plot_marginal(rows, draws, name=names[0], levels=kinds[0].labels, ax=ax)
     if width <= 2 and numeric:
         return (_plot_line if width == 1 else _plot_plane)(estimator, rows, draws, names, ax)
     shown = [canvas.column_at(one, names, "column") for one in (range(width) if dims is None else dims)]
     rows, draws, names = rows[:, shown], draws[:, shown], [names[k] for k in shown]
     if len(shown) == 2 and numeric:
-        figure, axis = one_panel(ax, width=5.0, height=4.6)
+        figure, (axis,) = panels(1, ax, width=5.0, height=4.6)
         _clouds(axis, rows, draws)
         _frame(axis, rows, draws, names)
         return figure
     if ax is not None:
         raise ValueError("ax can show one pair of columns: choose two with dims=, or omit ax.")
-    return plot_pairs(rows, draws, names, levels=[levels_of(kinds[k]) for k in shown])
+    return plot_pairs(rows, draws, names, levels=[kinds[k].labels for k in shown])
 
 
 def line(axis: Axes, density: Any, around: np.ndarray) -> np.ndarray:
@@ -73,23 +73,13 @@ def line(axis: Axes, density: Any, around: np.ndarray) -> np.ndarray:
     return points
 
 
-def _panels(ax: Axes | None, count: int, **size: Any) -> tuple[Figure, list[Axes]]:
-    """Return ``count`` new panels, or the given axes alone."""
-    if ax is None:
-        return panels(count, **size)
-    figure, axis = one_panel(ax, **size)
-    return figure, [axis]
-
-
-def _plot_line(
-    estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None
-) -> Figure:
-    figure, axes = _panels(ax, 2 if _has_potential(estimator) else 1, width=4.5, height=3.6)
+def _plot_line(model: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None) -> Figure:
+    figure, axes = panels(2 if _has_potential(model) else 1, ax, width=4.5, height=3.6)
     histogram(axes[0], data[:, 0], draws[:, 0])
-    points = line(axes[0], estimator, data)
+    points = line(axes[0], model, data)
     canvas.legend_above(axes[0])
     if len(axes) > 1:
-        axes[1].plot(points[:, 0], estimator.potential(points), color=MODEL_COLOUR)
+        axes[1].plot(points[:, 0], model.potential(points), color=MODEL_COLOUR)
         axes[1].set_title(F_TITLE)
         axes[1].set_ylabel("f")
     for axis in axes:
@@ -97,23 +87,21 @@ def _plot_line(
     return figure
 
 
-def _plot_plane(
-    estimator: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None
-) -> Figure:
+def _plot_plane(model: Any, data: np.ndarray, draws: np.ndarray, names: list[str], ax: Axes | None) -> Figure:
     low, high = axis_limits(data, draws)
     spans = high - low
     # Colour bars are as high as the figure, so the figure is as high as its panels.
     height = 1.1 + 3.0 * (spans[1] / spans[0] if canvas.aspect(spans) == "equal" else 1.0)
-    count = 3 if _has_potential(estimator) else 2
-    figure, axes = _panels(ax, count, width=4.4, height=height, boxed=True)
+    count = 3 if _has_potential(model) else 2
+    figure, axes = panels(count, ax, width=4.4, height=height, boxed=True)
     grid = np.meshgrid(*np.linspace(low, high, 160).T)
     points = np.column_stack([coordinate.ravel() for coordinate in grid])
-    density = np.exp(estimator.score_samples(points)).reshape(grid[0].shape)
+    density = np.exp(model.score_samples(points)).reshape(grid[0].shape)
     _map(axes[0], grid, density, "density", cmap=canvas.DENSITY_COLOURS, vmin=0.0)
     canvas.scatter(axes[0], some_rows(data), s=3, color=canvas.DATA_COLOUR)
     axes[0].set_title("density and data")
     if len(axes) == 3:
-        f = estimator.potential(points).reshape(grid[0].shape)
+        f = model.potential(points).reshape(grid[0].shape)
         # Far from the data f only cancels the base density: the colours cover the region of high density.
         limits = {"vmin": np.percentile(f, 5), "vmax": f[density > 1e-4 * density.max()].max()}
         _map(axes[1], grid, f, "f", cmap="viridis", **limits)

@@ -9,8 +9,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.data.kinds import Category
-from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, one_panel, panels, shortened
+from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, legend_above, panels, shortened
 
 # A column with at most this many distinct values is shown as the share of each.
 MOST_VALUES = 20
@@ -31,7 +30,7 @@ def plot_marginal(
     ``levels`` are the labels of a category, whose values are their positions. Missing values (NaN) are left
     out.
     """
-    figure, axis = one_panel(ax, width=3.4, height=2.6)
+    figure, (axis,) = panels(1, ax, width=3.4, height=2.6)
     column = _finite(values)
     drawn = None if draws is None else _finite(draws)
     distinct = np.unique(column) if levels is None else np.arange(len(levels), dtype=float)
@@ -67,8 +66,8 @@ def plot_columns(draws: np.ndarray, data: np.ndarray | None, columns: Any, names
                 axis.bar(seen + 0.4 * (place - 0.5), counts / counts.sum(), width=0.4, alpha=0.6, **look)
             else:
                 axis.hist(values, bins=40, density=True, histtype="step", **look)
-        if isinstance(kind, Category):
-            axis.set_xticks(range(len(kind.levels)), [str(level) for level in kind.levels])
+        if kind.labels:
+            name_levels(axis.xaxis, kind.labels)
         axis.set_xlabel(str(name))
     axes[0].legend()
     return figure

@@ -21,17 +21,11 @@ class Kinds(NamedTuple):
 
 def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
     """Return the kinds of a model with this many features and targets."""
-    inputs, outputs = (
-        getattr(getattr(estimator, name, None), "kinds", None) for name in ("_columns", "_target_columns")
-    )
+    columns = (getattr(estimator, name, None) for name in ("_columns", "_target_columns"))
+    inputs, outputs = (getattr(one, "kinds", None) for one in columns)
     if not getattr(estimator, "conditional", False):
         inputs, outputs = (), inputs
     return Kinds(inputs or (Real(),) * features, outputs or (Real(),) * targets)
-
-
-def levels_of(kind: AbstractKind | None) -> list[str] | None:
-    """Return the labels of a category in the order of their codes; numbers have none."""
-    return None if kind is None else kind.labels
 
 
 def numbers_of(estimator: Any, *tables: Any) -> tuple[np.ndarray, ...]:

@@ -45,9 +45,8 @@ def plot_pairs(
         axis = figure.add_subplot(count, count, row * count + column + 1)
         plain_text(axis)
         if column == row:
-            plot_marginal(
-                data[:, row], draws[:, row], name=names[row], levels=labels[row], ax=axis, labels=False
-            )
+            both = data[:, row], draws[:, row]
+            plot_marginal(*both, name=names[row], levels=labels[row], ax=axis, labels=False)
             axis.set_ylabel("")
             axis.set_yticks([])
         else:

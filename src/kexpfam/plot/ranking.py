@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.plot.canvas import MODEL_COLOUR, one_panel, shortened
+from kexpfam.plot.canvas import MODEL_COLOUR, panels, shortened
 
 
 def plot_ranking(
@@ -20,7 +20,7 @@ def plot_ranking(
 ) -> Figure:
     """Return a figure of values with error bars of two standard errors, the first name on top."""
     values = np.asarray(values, float)
-    figure, axis = one_panel(ax, width=5.0, height=0.9 + 0.32 * len(values))
+    figure, (axis,) = panels(1, ax, width=5.0, height=0.9 + 0.32 * len(values))
     places = np.arange(len(values))[::-1]
     spread = None if errors is None else 2.0 * np.asarray(errors, float)
     axis.axvline(0.0, color="black", linewidth=0.8)

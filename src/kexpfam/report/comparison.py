@@ -15,8 +15,6 @@ from kexpfam.plot.canvas import bare_arrays
 from kexpfam.report.page import Figures, Page, Paragraph, Section, Table, drawn, fragment
 from kexpfam.report.subject import Evaluation
 
-__all__ = ["Comparison", "Entry", "compare", "compare_rows"]
-
 # Draws that are timed, and repetitions, of which the fastest counts.
 DRAWS, RUNS = 1000, 3
 # A difference of more than this many standard errors is significant.
@@ -100,21 +98,17 @@ class Comparison:
         errors = [one.behind_error for one in others]
         ranking = plot_ranking([one.name for one in others], behind, errors, label=f"nats behind {self.best}")
         caption = "Mean log density of the same rows below that of the best model; errors are paired."
-        reliability = [
-            drawn(
-                plot_reliability(levels), f"reliability{k}", f"{one.name}: share of rows inside its regions."
-            )
-            for k, (one, levels) in enumerate(zip(self.entries, self.levels, strict=True))
-        ]
+        reliability = []
+        for k, (one, levels) in enumerate(zip(self.entries, self.levels, strict=True)):
+            words = f"{one.name}: share of rows inside its regions."
+            reliability.append(drawn(plot_reliability(levels), f"reliability{k}", words))
         scores = Figures([drawn(ranking, "behind", caption)], large=True)
-        return Page(
-            " against ".join(one.name for one in self.entries),
-            [Paragraph(self.verdict)],
-            [
-                Section("Held-out rows", Table(self.cells(), HEADER), scores),
-                Section("Calibration", Figures(reliability, large=True)),
-            ],
-        )
+        sections = [
+            Section("Held-out rows", Table(self.cells(), HEADER), scores),
+            Section("Calibration", Figures(reliability, large=True)),
+        ]
+        title = " against ".join(one.name for one in self.entries)
+        return Page(title, [Paragraph(self.verdict)], sections)
 
     def _repr_html_(self) -> str:
         return fragment(Table(self.cells(), HEADER), Paragraph(self.verdict))
@@ -143,18 +137,19 @@ def compare_rows(
     random_state: int = 0,
 ) -> Comparison:
     """Return the comparison on the same rows, given to each model in the order of its own columns."""
-    called = _names(_alike(models), names)
+    if len(models) < 2:
+        raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
+    if len({model.conditional for model in models}) > 1:
+        raise ValueError("densities p(x) and p(y | x) cannot be compared: they have different columns.")
+    called = _names(models, names)
     pairs = [(*own, None)[:2] for own in rows]
     held = [Evaluation.of(model, X, y, random_state) for model, (X, y) in zip(models, pairs, strict=True)]
     scores = np.stack([one.log_density(one.X, one.Y) for one in held])
     best = int(np.argmax(scores.mean(axis=1)))
-    entries = [
-        _entry(name, one, own, scores[best]) for name, one, own in zip(called, held, scores, strict=True)
-    ]
+    entries = [_entry(*one, scores[best]) for one in zip(called, held, scores, strict=True)]
     order = sorted(range(len(held)), key=lambda k: (k != best, entries[k].behind, k))
-    return Comparison(
-        scores.shape[1], tuple(entries[k] for k in order), tuple(held[k].coverage[0] for k in order)
-    )
+    levels = tuple(held[k].coverage[0] for k in order)
+    return Comparison(scores.shape[1], tuple(entries[k] for k in order), levels)
 
 
 def _entry(name: str, held: Evaluation, own: np.ndarray, best: np.ndarray) -> Entry:
@@ -193,15 +188,6 @@ def _milliseconds(held: Evaluation) -> float:
     return 1e3 * min(seconds) * DRAWS / len(draws)
 
 
-def _alike(models: Sequence[Any]) -> Sequence[Any]:
-    """Return the models; raise ValueError if they cannot be compared."""
-    if len(models) < 2:
-        raise ValueError(f"compare() takes two models at least, got {len(models)}; rows are named X=, y=.")
-    if len({model.conditional for model in models}) > 1:
-        raise ValueError("densities p(x) and p(y | x) cannot be compared: they have different columns.")
-    return models
-
-
 def _names(models: Sequence[Any], names: Sequence[str] | None) -> list[str]:
     """Return the given names, or those of the classes, numbered if they repeat."""
     if names is not None:
@@ -209,7 +195,5 @@ def _names(models: Sequence[Any], names: Sequence[str] | None) -> list[str]:
             raise ValueError(f"names must be {len(models)} different names, got {list(names)!r}.")
         return list(map(str, names))
     classes = [type(model).__name__ for model in models]
-    repeated = lambda k: classes.count(classes[k]) > 1
-    return [
-        f"{name} {classes[: k + 1].count(name)}" if repeated(k) else name for k, name in enumerate(classes)
-    ]
+    number = lambda k: f" {classes[: k + 1].count(classes[k])}" if classes.count(classes[k]) > 1 else ""
+    return [name + number(k) for k, name in enumerate(classes)]

@@ -2,33 +2,28 @@
 
 import functools
 import html
+import io
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 from kexpfam.files import written
-from kexpfam.report.svg import inline_svg
 from kexpfam.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = [
-    "Code",
-    "Drawing",
-    "Figures",
-    "Page",
-    "Paragraph",
-    "Section",
-    "Table",
-    "Verdict",
-    "drawn",
-    "fragment",
-]
+# Resolution of scatter plots and maps, which are images within the SVG.
+DOTS_PER_INCH = 144
+POINTS_TO_PIXELS = 4.0 / 3.0
+# Colours of matplotlib that become those of the page's text and background.
+INK, PAPER = "#000000", "#ffffff"
 
 
 class Block:
@@ -83,10 +78,11 @@ class Table(Block):
 
 
 @dataclass(frozen=True)
-class Code(Block):
-    """Lines of a program."""
+class Calls(Block):
+    """Example calls of a model in Python and on the command line."""
 
-    lines: Sequence[str]
+    targets: Sequence[str]
+    conditional: bool
 
 
 @dataclass(frozen=True)
@@ -151,18 +147,35 @@ def fragment(*blocks: Block) -> str:
 
 
 def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> Drawing:
-    """Return a figure as a block; ``name`` is unique within the page."""
-    return Drawing(inline_svg(figure, name, caption), caption, many)
+    """Return a figure as SVG with a caption, also for screen readers.
+
+    Text stays text; black is the page's text colour and white its background. All ids start with ``name``,
+    which is unique within the page.
+    """
+    stream = io.StringIO()
+    options: Any = {"svg.fonttype": "none", "svg.hashsalt": name}
+    plain: Any = {"transparent": True, "dpi": DOTS_PER_INCH, "metadata": {"Date": None, "Creator": None}}
+    with matplotlib.rc_context(options):
+        figure.savefig(stream, format="svg", **plain)
+    text = stream.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'(?<=\bid=")|(?<=href="#)|(?<=url\(#)', f"{name}-", text)
+    text = text.replace(INK, "currentColor").replace(PAPER, "var(--paper)")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1]) * POINTS_TO_PIXELS  # type: ignore[index]
+    for size in ("width", "height"):
+        text = re.sub(rf'(<svg [^>]*?){size}="[^"]*"', r"\1", text, count=1)
+    attributes = f'role="img" aria-label="{html.escape(caption)}" style="--natural: {width:.0f}px"'
+    text = text.replace("<svg ", f"<svg {attributes} ", 1)
+    return Drawing(re.sub(r"\n\s*", "\n", text).strip(), caption, many)
 
 
 @functools.cache
 def _templates() -> "Environment":
     import jinja2  # needed for reports only
 
-    loader = jinja2.PackageLoader("kexpfam.report")
-    return jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    options: Any = {"autoescape": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
+    return jinja2.Environment(loader=jinja2.PackageLoader("kexpfam.report"), **options)
 
 
 def _is_number(value: object) -> bool:

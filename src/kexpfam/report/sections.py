@@ -5,31 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from kexpfam import plot
 from kexpfam.data.columns import check_columns, check_targets
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
 from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Judgement
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.plot import (
-    plot_conditional,
-    plot_density,
-    plot_given,
-    plot_marginal,
-    plot_pairs,
-    plot_pit,
-    plot_ranking,
-    plot_reliability,
-    plot_trace,
-)
 from kexpfam.plot.canvas import panels
 from kexpfam.plot.conditionals import cell
-from kexpfam.plot.numbers import levels_of, training_rows
-from kexpfam.report.page import Block, Code, Drawing, Figures, Paragraph, Section, Table, Verdict, drawn
+from kexpfam.plot.numbers import training_rows
+from kexpfam.report.page import Block, Calls, Drawing, Figures, Paragraph, Section, Table, Verdict, drawn
 from kexpfam.report.subject import Subject
 from kexpfam.report.trials import trial_blocks
-
-__all__ = ["SECTIONS", "lead", "title_of"]
 
 # Most columns with a marginal plot, and most features with a plot of intervals.
 MOST_MARGINALS, MOST_BANDS = 24, 4
@@ -53,11 +41,10 @@ def lead(subject: Subject) -> list[Block]:
     rows = f"{getattr(model, 'n_rows_', len(model.training_weight_)):,} rows"
     if getattr(model, "_weight", None) is not None:
         rows += f" (effective sample size {model._effective_rows:,.0f})"
-    columns = f" of {_count(len(subject.targets), 'column')}."
+    count = lambda names, what: f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
+    columns = f" of {count(subject.targets, 'column')}."
     if subject.conditional:
-        columns = (
-            f": {_count(len(subject.targets), 'target')} given {_count(len(subject.features), 'feature')}."
-        )
+        columns = f": {count(subject.targets, 'target')} given {count(subject.features, 'feature')}."
     words = " ".join([WORDS[diagnosis.verdict], *_findings(subject)])
     return [
         Paragraph(f"{type(model).__name__}, fitted to {rows}{columns}", soft=True),
@@ -76,10 +63,10 @@ def shape(subject: Subject) -> Section:
         return Section("The density along the features", bands, Figures(_given(subject)))
     caption = f"{subject.rows.capitalize()} and draws of the model"
     if len(subject.targets) == 2 and subject.kinds.plain and not subject.conditional:
-        figure = plot_density(subject.model, *subject.given, random_state=subject.seed)
+        figure = plot.plot_density(subject.model, *subject.given, random_state=subject.seed)
         return Section("Density and draws", drawn(figure, "plane", caption, many=True))
-    levels = [levels_of(kind) for kind in subject.kinds.targets]
-    figure = plot_pairs(subject.Y, subject.draws, subject.targets, levels=levels)
+    levels = [kind.labels for kind in subject.kinds.targets]
+    figure = plot.plot_pairs(subject.Y, subject.draws, subject.targets, levels=levels)
     note = ", each under the features of a row." if subject.conditional else "."
     return Section("Data and draws, pair by pair", drawn(figure, "pairs", caption + note, many=True))
 
@@ -113,7 +100,7 @@ def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind:
     if target >= 0:
         draws = subject.draws[:, target]
         model = f" and the {'probabilities' if kind.discrete else 'density'} of the model"
-    figure = plot_marginal(values, draws, name=name, levels=levels_of(kind))
+    figure = plot.plot_marginal(values, draws, name=name, levels=kind.labels)
     return drawn(figure, f"column{place}", f"{name}: {subject.rows}{model}")
 
 
@@ -124,12 +111,12 @@ def calibration(subject: Subject) -> Section:
     note = "" if subject.unseen else " These rows were used in the fit: pass held-out rows for a fair check."
     if found is not None:
         caption = f"Flat within the band if calibrated; KS p = {found.pit_p_value:.2g}."
-        pit = drawn(plot_pit(found.pit, name=found["pit"].text), "pit", caption)
+        pit = drawn(plot.plot_pit(found.pit, name=found["pit"].text), "pit", caption)
     else:
-        figure = plot_pit(levels, name="level of the region that contains the row")
+        figure = plot.plot_pit(levels, name="level of the region that contains the row")
         pit = drawn(figure, "pit", "Flat within the band if the rows look like draws of the model.")
     caption = f"Share of rows inside {regions}, over their nominal share."
-    reliability = drawn(plot_reliability(levels), "reliability", caption)
+    reliability = drawn(plot.plot_reliability(levels), "reliability", caption)
     shares = []
     for level in Judgement().coverages:
         (low,), (high,) = simultaneous_limits(rows, np.array([level, 1.0 - level]), cumulative=True)
@@ -146,9 +133,8 @@ def calibration(subject: Subject) -> Section:
 def importance(subject: Subject) -> Section:
     """Return permutation losses of the columns, length scales, and weights of the candidates."""
     candidates = getattr(subject.model, "candidates_", None) or []
-    rows = [
-        (one.name, f"{one.weight:.0%}", f"{one.score:.4f} ± {one.standard_error:.2g}") for one in candidates
-    ]
+    score = lambda one: f"{one.score:.4f} ± {one.standard_error:.2g}"
+    rows = [(one.name, f"{one.weight:.0%}", score(one)) for one in candidates]
     header = ["candidate", "weight", "log density of held-out rows"]
     what = "dependence of a column on the others."
     if subject.conditional:
@@ -156,7 +142,7 @@ def importance(subject: Subject) -> Section:
     figures = []
     if losses := subject.losses:
         values, errors, _ = zip(*losses.values(), strict=True)
-        figure = plot_ranking(list(losses), values, errors, label="nats")
+        figure = plot.plot_ranking(list(losses), values, errors, label="nats")
         figures = [drawn(figure, "losses", f"Mean log density lost when the column is permuted: {what}")]
     scales = Table(_scales(subject), ["column", "length scale (standardised units)"])
     competed = Table(rows if len(rows) > 1 else [], header)
@@ -168,12 +154,17 @@ def fitted(subject: Subject) -> Section:
     scores = subject.log_density(*subject.some())
     mean = f"{scores.mean():.4f} ± {scores.std() / np.sqrt(len(scores)):.2g} nats over {len(scores):,} rows"
     measured = [one for one in subject.diagnosis.labelled() if one.name != "held_out_score"]
-    changed = _changed(subject.model)
-    settings = ", ".join(f"{name}={value!r}" for name, value in changed.items()) or "the defaults"
+    defaults = type(subject.model)().get_params(deep=False)
+    settings = {
+        name: value
+        for name, value in subject.model.get_params(deep=False).items()
+        if name not in ("progress", "checkpoint") and repr(value) != repr(defaults[name])
+    }
+    listed = ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the defaults"
     rows = [
         (f"mean log density of {subject.rows}", mean),
         *((one.label, one.shown) for one in measured),
-        ("settings that were asked for", settings),
+        ("settings that were asked for", listed),
     ]
     return Section("What was measured", Table(rows))
 
@@ -182,39 +173,14 @@ def search(subject: Subject) -> Section:
     """Return the settings that were tried, and the trace of an iterative solver."""
     blocks = trial_blocks(getattr(subject.model, "selection_", None))
     if getattr(getattr(subject.model, "solution_", None), "trace", None):
-        blocks.append(drawn(plot_trace(subject.model), "trace", "Trace of the solver.", many=True))
+        blocks.append(drawn(plot.plot_trace(subject.model), "trace", "Trace of the solver.", many=True))
     return Section("How the settings were found", *blocks)
 
 
 def calls(subject: Subject) -> Section:
     """Return example calls in Python and on the command line."""
-    lines = [
-        "model.score_samples(X)  # log p of each row, normalised",
-        "model.sample(1000, random_state=0)  # draws",
-        "model.diagnose()  # a verdict on the fit",
-    ]
-    shell = ["kexpfam sample model.kexpfam -n 1000 -o draws.csv", "kexpfam diagnose model.kexpfam"]
-    if subject.conditional:
-        single = len(subject.targets) == 1
-        lines = [
-            f"model.score_samples(X, y)  # log p({', '.join(subject.targets[:3])} | features) of each row",
-            "model.sample(X, 100, random_state=0)  # draws of the target for each row",
-            "model.predict(X)  # conditional means",
-            *(["model.interval(X, 0.9)  # central intervals"] if single else []),
-            "model.given(x).plot()  # the density under one condition",
-            "model.diagnose(X_new, y_new)  # calibration on held-out rows",
-        ]
-        shell = [
-            "kexpfam sample model.kexpfam --at new.csv -n 100 -o draws.csv",
-            "kexpfam diagnose model.kexpfam --data new.csv",
-        ]
     names = f"Columns: {', '.join([*subject.features, *subject.targets])}."
-    return Section(
-        "How to call it",
-        Paragraph(names, soft=True),
-        Code(["import kexpfam", "", 'model = kexpfam.load("model.kexpfam")', *lines]),
-        Code(["kexpfam score model.kexpfam new.csv -o scores.csv", *shell]),
-    )
+    return Section("How to call it", Paragraph(names, soft=True), Calls(subject.targets, subject.conditional))
 
 
 # Plots first, then the numbers behind them.
@@ -246,7 +212,7 @@ def _bands(subject: Subject) -> list[Drawing]:
     drawings = []
     for k, name in enumerate(list(subject.losses)[:MOST_BANDS]):
         figure, (axis,) = panels(1, width=4.6, height=3.2)
-        plot_conditional(subject.model, *subject.given, feature=subject.features.index(name), ax=axis)
+        plot.plot_conditional(subject.model, *subject.given, feature=subject.features.index(name), ax=axis)
         axis.set_xlabel(name)
         what = f"median, intervals of 50 % and 90 %, and {subject.rows}"
         drawings.append(drawn(figure, f"band{k}", f"{subject.targets[0]} along {name}{others}: {what}."))
@@ -264,7 +230,7 @@ def _given(subject: Subject) -> list[Drawing]:
     for k, (share, called) in enumerate(zip((0.1, 0.5, 0.9), words, strict=True)):
         figure, (axis,) = panels(1, width=3.4, height=2.6)
         given = subject.model._given(X[order[int(share * (len(order) - 1))]])
-        plot_given(given, ax=axis)
+        plot.plot_given(given, ax=axis)
         axis.set_title("")
         listed = [f"{name} = {cell(value)}" for name, value in given.condition.items()]
         values = ", ".join(listed[:6]) + (", …" if len(listed) > 6 else "")
@@ -304,17 +270,3 @@ def _warnings(subject: Subject) -> list[str]:
     known = normaliser is not None and normaliser.level == "poor"
     repeated = lambda one: known and issubclass(one.category, UncertainNormaliserWarning)
     return [str(one.message) for one in caught if not repeated(one)]
-
-
-def _changed(model: Any) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
-    defaults = type(model)().get_params(deep=False)
-    changed = {}
-    for name, value in model.get_params(deep=False).items():
-        if name not in ("progress", "checkpoint") and repr(value) != repr(defaults[name]):
-            changed[name] = value
-    return changed
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

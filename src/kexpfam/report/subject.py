@@ -15,8 +15,6 @@ from kexpfam.model.density import Estimate
 from kexpfam.plot.canvas import feature_names, some_rows, target_names
 from kexpfam.plot.numbers import Kinds, drawn, kinds_of, numbers_of, training_rows
 
-__all__ = ["Evaluation", "Subject"]
-
 # Most rows that are scored, draws for plots, and draws per row for its rank.
 MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
 

@@ -7,8 +7,6 @@ import numpy as np
 
 from kexpfam.report.page import Block, Paragraph, Table
 
-__all__ = ["trial_blocks"]
-
 # Trials in the table, and those that are listed in all.
 MOST_SHOWN, MOST_LISTED = 8, 200
 OUTCOMES = ("score", "loss", "standard_error")
