@@ -13,7 +13,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
 from kexpfam.baselines import mixture_density
-from kexpfam.baselines.conditional_mixtures import (
+from kexpfam.baselines.grid_search import deal
+from kexpfam.baselines.kernel_density import (
     BACKGROUND_WIDTH,
     ConditionalKernelDensity,
     LeastSquaresConditional,
@@ -21,7 +22,6 @@ from kexpfam.baselines.conditional_mixtures import (
     ratio_moments,
     ratio_weights,
 )
-from kexpfam.baselines.grid_search import deal
 from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
 from kexpfam.data.columns import TiesWarning
 

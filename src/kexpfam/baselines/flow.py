@@ -1,5 +1,6 @@
 """Neural spline flow, through the package flowjax."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -20,8 +21,6 @@ from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.progress import Listener
-
-__all__ = ["FlowLaw", "FlowLosses", "FlowShape", "SplineFlow"]
 
 # The splines are the identity beyond this many standard deviations.
 SPLINE_INTERVAL = 5.0
@@ -63,6 +62,7 @@ class FlowLaw(AbstractMeasure):
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), self.arrays), rest)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SplineFlow(DensityEstimator):
     r"""Neural spline flow: masked autoregressive rational-quadratic splines (Durkan et al. 2019).
 
@@ -95,28 +95,15 @@ class SplineFlow(DensityEstimator):
 
     _stored = ("density_", "_training", "training_")
 
-    def __init__(
-        self,
-        *,
-        n_layers: int = 4,
-        n_knots: int = 12,
-        width: int = 32,
-        learning_rate: float = 5e-3,
-        batch_size: int = 64,
-        max_epochs: int = 300,
-        patience: int = 30,
-        validation_share: float = 0.15,
-        random_state: Seed = None,
-    ) -> None:
-        self.n_layers = n_layers
-        self.n_knots = n_knots
-        self.width = width
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.patience = patience
-        self.validation_share = validation_share
-        self.random_state = random_state
+    n_layers: int = 4
+    n_knots: int = 12
+    width: int = 32
+    learning_rate: float = 5e-3
+    batch_size: int = 64
+    max_epochs: int = 300
+    patience: int = 30
+    validation_share: float = 0.15
+    random_state: Seed = None
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         for name in ("n_layers", "n_knots", "width", "batch_size", "max_epochs", "patience"):

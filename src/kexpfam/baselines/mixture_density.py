@@ -19,18 +19,6 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 
-__all__ = [
-    "AbstractWeights",
-    "KernelWeights",
-    "MixtureDensity",
-    "NeighbourWeights",
-    "chunks",
-    "log_volume",
-    "safe_log",
-    "squared_distances",
-    "standardised",
-]
-
 # Numbers in one block of a matrix of rows and centres.
 CHUNK_NUMBERS = 4_000_000
 # Halvings of a bracket, after which its ends are neighbours in double precision.

@@ -19,8 +19,6 @@ from kexpfam.model.density import (
 )
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 
-__all__ = ["Certificate", "certified", "certify", "dual_value", "primal_value", "sampler_dual_value"]
-
 # Draws that the variance of the squared noise is estimated from.
 TRACE_DRAWS = 1000
 # Newton's method for the dual stops at this decrement, far below what a division by the penalty makes

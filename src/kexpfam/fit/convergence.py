@@ -25,8 +25,6 @@ from kexpfam.fit.natural import FStep, Metric, f_gradient, sampler_lag
 from kexpfam.fit.saddle import SaddlePoint, SaddleProblem, draws_for_f
 from kexpfam.jax_settings import double_precision
 
-__all__ = ["Convergence", "convergence"]
-
 
 class Convergence(NamedTuple):
     """Distance from the solution, in nats.

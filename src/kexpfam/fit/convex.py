@@ -25,8 +25,6 @@ from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
 from kexpfam.settings import check_at_least
 
-__all__ = ["Convex", "Likelihood", "Optimum", "likelihood", "maximise", "polish", "shortfall"]
-
 # Nodes with less than this share of the largest probability are left out of a Hessian: it is below its
 # rounding.
 NEGLIGIBLE = 1e-8

@@ -28,8 +28,6 @@ from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["DDE", "SaddleSolver", "end_status", "run_with_retries", "saddle_problem"]
-
 
 class SaddleSolver(Solver):
     """Base class of the solvers that look for f, nu and a transport.

@@ -22,8 +22,6 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp
 from kexpfam.settings import SettingsRecord, check_at_least
 
-__all__ = ["Distillation", "distil"]
-
 
 class Distillation(SettingsRecord):
     """Settings of the distillation of a density.

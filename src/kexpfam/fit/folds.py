@@ -31,8 +31,6 @@ from kexpfam.fit.problem import Problem
 from kexpfam.model.measures import Nodes
 from kexpfam.settings import check_at_least
 
-__all__ = ["FoldSettings", "Folds", "chord", "elsewhere", "left_out_rows"]
-
 
 class FoldSettings(eqx.Module):
     """How the fits of the folds are found.

@@ -18,8 +18,6 @@ from kexpfam.progress import Listener, Report
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["AdamState", "Run", "averaged", "descended", "each", "optimiser", "run", "scan", "stepped"]
-
 
 class Run(NamedTuple):
     """The last healthy state, why the run ended, the health by step, and the watched values by step."""

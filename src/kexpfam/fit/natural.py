@@ -26,8 +26,6 @@ from kexpfam.model.measures import logsumexp
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["FStep", "Groups", "Lag", "Metric", "f_gradient", "group_rows", "sampler_lag"]
-
 
 class FStep(eqx.Module):
     """Sizes of a step of f in the saddle point; all are static."""

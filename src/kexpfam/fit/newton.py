@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-__all__ = ["Ascent", "climb", "factored"]
-
 
 class Ascent(NamedTuple):
     """The final point, its value and state of evaluation, the squared Newton decrement and the curvature.

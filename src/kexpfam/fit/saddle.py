@@ -23,8 +23,6 @@ from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, 
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["DoublyDual", "SaddleBatch", "SaddlePoint", "SaddleProblem", "SaddleState", "saddle_terms"]
-
 
 class SaddleProblem(eqx.Module):
     """The fixed part: every array is constant while a solver runs.

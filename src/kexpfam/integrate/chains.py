@@ -21,8 +21,6 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = ["HMC", "Tempered", "hmc_start", "hmc_step", "jump", "refine", "tempered", "walked"]
-
 
 class HMC(eqx.Module):
     """Settings of Hamiltonian Monte Carlo."""

@@ -15,8 +15,6 @@ from jaxtyping import Array, Key
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
 from kexpfam.settings import SettingsRecord, check_whole
 
-__all__ = ["Integration", "effective_share", "grid_nodes", "importance_nodes", "resample", "uses_grid"]
-
 
 class Integration(SettingsRecord):
     """How integrals over the target are computed.

@@ -11,8 +11,6 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = ["METHODS", "by_importance", "by_quadrature", "by_smc", "log_mean_exp", "log_partition"]
-
 METHODS = ("auto", "quadrature", "importance", "smc")
 
 

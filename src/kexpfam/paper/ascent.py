@@ -28,8 +28,6 @@ from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper.iterates import Averaged
 from kexpfam.settings import check_at_least
 
-__all__ = ["AnnealedLikelihood", "Annealing", "Chains", "ContrastiveDivergence", "NaturalAscent"]
-
 
 class AscentProblem(eqx.Module):
     """The fixed part: every array is constant while a solver runs."""

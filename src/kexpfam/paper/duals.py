@@ -25,8 +25,6 @@ from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
 from kexpfam.model.spaces import spread_rows
 
-__all__ = ["FAMILIES", "AbstractDual", "DynamicsDual", "FlowDual", "MixtureDual", "PathwiseDraws"]
-
 Family = Callable[[np.ndarray, Tilt, Key[Array, ""]], "AbstractDual"]
 Points = Float[Array, "b d"]
 

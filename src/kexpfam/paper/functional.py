@@ -42,8 +42,6 @@ from kexpfam.model.spaces import (
 )
 from kexpfam.settings import check_at_least
 
-__all__ = ["Expansion", "Expansions", "FunctionalAscent", "FunctionalGradient", "RandomFeatureGradient"]
-
 # Kernel values in memory at a time where an expansion is evaluated at many points.
 NUMBERS_PER_CHUNK = 8_000_000
 

@@ -32,8 +32,6 @@ from kexpfam.paper.functional import kernel_span
 from kexpfam.paper.singly_dual import DualSolver, DualState, divergence, dual_optimiser
 from kexpfam.settings import check_at_least
 
-__all__ = ["MMDGAN", "Deep", "Players", "Scaled", "regularised_mmd", "witness"]
-
 LEARNED = ("nothing", "lengthscales", "deep")
 
 

@@ -19,8 +19,6 @@ from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.model.measures import logsumexp
 from kexpfam.settings import check_at_least
 
-__all__ = ["Match", "MomentMatching"]
-
 # Rounding may leave a squared decrement of this size.
 ROUNDING = 1e-9
 

@@ -40,8 +40,6 @@ from kexpfam.settings import check_at_least
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["DualSolver", "SinglyDual", "divergence", "family_response", "singly_dual_terms"]
-
 
 Weights = Float[Array, " r"]
 
