@@ -5,9 +5,8 @@ The conditional ones differ in the weights: by least squares (LSCDE), from the n
 """
 
 import abc
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +19,7 @@ from kexpfam.baselines.mixture_density import (
     MixtureDensity,
     NeighbourWeights,
     chunks,
+    counts_of,
     log_volume,
     safe_log,
     squared_distances,
@@ -36,13 +36,11 @@ from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
-# Default grid of the kernel density, in standard deviations. Neighbours differ by 10%, less than the error of a held-out
-# likelihood.
+# Default bandwidths, in standard deviations. They differ by 10%, less than the error of a held-out likelihood.
 BANDWIDTHS = np.geomspace(0.01, 3.0, 60)
 # Default grids of LSCDE, those of the authors' program.
 RATIO_WIDTHS, RATIO_PENALTIES = np.logspace(-1.5, 1.5, 9), np.logspace(-3.0, 1.0, 9)
-# Default grids of the others: widths of y in standard deviations, widths of x as shares of the largest
-# distance.
+# Default grids of the others: widths of y in standard deviations, those of x in shares of the largest distance.
 WIDTHS, DISTANCE_SHARES = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
 # The background's standard deviation, in those of the target.
 BACKGROUND_WIDTH = 4.0
@@ -123,7 +121,7 @@ def held_out_losses(
     weight: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return minus the mean log density of the rows ``held`` under the other folds, for each bandwidth."""
-    counts, total = np.ones(len(points)) if weight is None else weight, np.zeros(len(bandwidths))
+    counts, total = counts_of(weight, len(points)), np.zeros(len(bandwidths))
     for rows in (held[part] for part in chunks(len(held), len(points))):
         other = fold[rows, None] != fold
         squares = np.where(other, squared_distances(points[rows], points), np.inf)
@@ -136,12 +134,16 @@ def held_out_losses(
     return -total / counts[held].sum()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MixtureEstimator(ConditionalEstimator):
-    """Base class of the three estimators; ``_chosen`` fits the weights."""
+    """Base class of the conditional estimators; ``_chosen`` fits the weights."""
 
-    _stored = ("density_", "_training", "_training_targets", "_flat_targets", "selection_")
-    background: float
-    folds: int
+    _stored = ("density_", "_training", "selection_")
+
+    width: ArrayLike | None = None
+    background: float = 1e-3
+    folds: int = 5
+    random_state: Seed = None
 
     @abc.abstractmethod
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
@@ -160,39 +162,6 @@ class MixtureEstimator(ConditionalEstimator):
         widths = (self.selection_.chosen["width"], float(self.background), BACKGROUND_WIDTH)
         self.density_ = MixtureDensity(weights, centres, *widths, scaling, condition_scaling, varying)
         return self
-
-    def _search(
-        self,
-        make: Callable[[float], AbstractWeights],
-        name: str,
-        x: np.ndarray,
-        y: np.ndarray,
-        rng: np.random.Generator,
-    ) -> Chosen:
-        """Return the search over a setting of the weights and the width of y, with weights and centres.
-
-        Each held-out row is scored by the rows of the other folds.
-        """
-        # No two rows are further apart than this.
-        furthest = 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
-        grid = grid_of(name, getattr(self, name), furthest * DISTANCE_SHARES)
-        widths, candidates = grid_of("width", self.width, WIDTHS), [make(float(value)) for value in grid]
-        most = whole("held_out_rows", self.held_out_rows, 1)
-        fold, held = deal(len(x), self.folds, rng), rng.permutation(len(x))[:most]
-        losses = np.zeros((len(grid), len(widths)))
-        counts = np.ones(len(x)) if self._weight is None else self._weight
-        for rows in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
-            squares = np.where(fold[rows, None] != fold, squared_distances(x[rows], x), np.inf)
-            log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
-            masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
-            masses /= masses.sum(axis=2, keepdims=True)
-            in_y = -0.5 * squared_distances(y[rows], y)[:, :, None] / widths**2
-            densities = masses @ np.exp(in_y - log_volume(widths, y.shape[1]))
-            log_density = np.log(np.maximum(densities, SMALLEST_DENSITY)).reshape(len(rows), -1)
-            mixed = with_background(log_density, y[rows], self.background)
-            losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
-        search = GridSearch((name, "width"), (grid, widths), losses)
-        return search, candidates[search.place[0]], y
 
     @remembered
     def diagnose(
@@ -253,19 +222,15 @@ class LeastSquaresConditional(MixtureEstimator):
     (3, 2)
     """
 
-    width: ArrayLike | None = None
     penalty: ArrayLike | None = None
     n_centres: int = 100
-    background: float = 1e-3
-    folds: int = 5
-    random_state: Seed = None
 
     def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
         centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
         fold, losses = deal(len(x), self.folds, rng), np.zeros((len(widths), len(penalties)))
-        counts, at = np.ones(len(x)) if self._weight is None else self._weight, (x[centres], y[centres])
+        counts, at = counts_of(self._weight, len(x)), (x[centres], y[centres])
         for i, width in enumerate(widths):
             for held in (fold == k for k in range(self.folds)):
                 moments = ratio_moments(x[~held], y[~held], *at, width, part_of(self._weight, ~held))
@@ -334,7 +299,45 @@ def with_background(log_density: np.ndarray, y: np.ndarray, background: float) -
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class NeighbourDensity(MixtureEstimator):
+class LocalEstimator(MixtureEstimator):
+    """Base class of estimators with weights by the distance of the inputs; ``_scale`` names its setting."""
+
+    _scale: ClassVar[str]
+
+    held_out_rows: int = 2000
+
+    @abc.abstractmethod
+    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
+        """Return the weights of the training rows."""
+
+    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
+        """Return the search over scale and width, in which the other folds score each held-out row."""
+        # No two rows are further apart than this.
+        furthest = 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
+        grid = grid_of(self._scale, getattr(self, self._scale), furthest * DISTANCE_SHARES)
+        widths, candidates = (
+            grid_of("width", self.width, WIDTHS),
+            [self._weights(x, s) for s in grid.tolist()],
+        )
+        most, counts = whole("held_out_rows", self.held_out_rows, 1), counts_of(self._weight, len(x))
+        fold, held = deal(len(x), self.folds, rng), rng.permutation(len(x))[:most]
+        losses = np.zeros((len(grid), len(widths)))
+        for rows in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
+            squares = np.where(fold[rows, None] != fold, squared_distances(x[rows], x), np.inf)
+            log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
+            masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
+            masses /= masses.sum(axis=2, keepdims=True)
+            in_y = -0.5 * squared_distances(y[rows], y)[:, :, None] / widths**2
+            densities = masses @ np.exp(in_y - log_volume(widths, y.shape[1]))
+            log_density = np.log(np.maximum(densities, SMALLEST_DENSITY)).reshape(len(rows), -1)
+            mixed = with_background(log_density, y[rows], self.background)
+            losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
+        search = GridSearch((self._scale, "width"), (grid, widths), losses)
+        return search, candidates[search.place[0]], y
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class NeighbourDensity(LocalEstimator):
     r"""Kernel density of the targets of neighbouring inputs (epsilon-KDE, as in Sugiyama et al. 2010).
 
     .. math:: p(y | x) = \frac{1}{|I_x|} \sum_{i \in I_x} N(y; y_i, \sigma^2 I), \quad
@@ -360,19 +363,16 @@ class NeighbourDensity(MixtureEstimator):
     n_features_in_ : int
     """
 
-    radius: ArrayLike | None = None
-    width: ArrayLike | None = None
-    background: float = 1e-3
-    folds: int = 5
-    held_out_rows: int = 2000
-    random_state: Seed = None
+    _scale = "radius"
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
-        return self._search(lambda radius: NeighbourWeights(x, radius, self._weight), "radius", x, y, rng)
+    radius: ArrayLike | None = None
+
+    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
+        return NeighbourWeights(x, scale, self._weight)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ConditionalKernelDensity(MixtureEstimator):
+class ConditionalKernelDensity(LocalEstimator):
     r"""Kernel conditional density of Nadaraya-Watson form, as in Hyndman, Bashtannyk and Grunwald (1996).
 
     .. math:: p(y | x) = \sum_i w_i(x) N(y; y_i, h_y^2 I), \quad
@@ -405,13 +405,9 @@ class ConditionalKernelDensity(MixtureEstimator):
     n_features_in_ : int
     """
 
-    condition_width: ArrayLike | None = None
-    width: ArrayLike | None = None
-    background: float = 1e-3
-    folds: int = 5
-    held_out_rows: int = 2000
-    random_state: Seed = None
+    _scale = "condition_width"
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
-        heights = np.ones(len(x)) if self._weight is None else self._weight
-        return self._search(lambda width: KernelWeights(x, heights, width), "condition_width", x, y, rng)
+    condition_width: ArrayLike | None = None
+
+    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
+        return KernelWeights(x, counts_of(self._weight, len(x)), scale)
