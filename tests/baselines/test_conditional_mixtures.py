@@ -24,6 +24,7 @@ from kexpfam.baselines.kernel_density import (
 )
 from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
 from kexpfam.data.columns import TiesWarning
+from kexpfam.integrate.nodes import choose_each
 
 ROWS = 60
 KINDS = {
@@ -400,4 +401,4 @@ def test_the_callers_jax_is_left_as_it_was(models, data):
 def test_components_are_chosen_by_their_masses():
     masses = np.array([[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
     uniforms = np.array([[0.0, 0.2499, 0.25, 0.9999], [0.0, 0.3, 0.6, 0.9999]])
-    np.testing.assert_array_equal(mixture_density._choose(masses, uniforms), [[0, 0, 2, 2], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(choose_each(masses, uniforms), [[0, 0, 2, 2], [1, 1, 1, 1]])

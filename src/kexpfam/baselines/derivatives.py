@@ -266,21 +266,16 @@ class Basis(NamedTuple):
         """Return the derivatives and the Laplacian of each function of the span, at each point."""
         if isinstance(self.span, KernelSpan):
             return value_derivatives(self.kernel, points, self.span.centres)
-        return derivative_gram(self.kernel, points, self.span.centres).reshape(
-            len(points), points.shape[1] + 1, -1
-        )
+        blocks = derivative_gram(self.kernel, points, self.span.centres)
+        return blocks.reshape(*blocks.shape[:2], -1)
 
 
 def value_derivatives(
     kernel: Gaussian, points: np.ndarray, centres: np.ndarray
 ) -> Float[np.ndarray, "n a m"]:
     r"""Return :math:`A_a k(x_i, z_m)`; by symmetry, the functions of ``DerivativeSpan`` with centres x_i."""
-    return (
-        DerivativeSpan(kernel, points)
-        .features(centres)
-        .reshape(len(centres), len(points), -1)
-        .transpose(1, 2, 0)
-    )
+    found = DerivativeSpan(kernel, points).features(centres)
+    return found.reshape(len(centres), len(points), -1).transpose(1, 2, 0)
 
 
 @_compiled

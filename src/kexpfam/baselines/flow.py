@@ -20,11 +20,11 @@ from kexpfam.jax_settings import single_precision
 from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import AbstractMeasure
+from kexpfam.paper.duals import spline_flow
 from kexpfam.progress import Listener
 
 # The splines are the identity beyond this many standard deviations.
 SPLINE_INTERVAL = 5.0
-MISSING = 'SplineFlow needs the package flowjax: pip install "kexpfam[flows]".'
 
 
 class FlowShape(NamedTuple):
@@ -129,9 +129,12 @@ class SplineFlow(DensityEstimator):
         if self._weight is not None:
             data.append(jnp.asarray(self._weight / self._weight.mean(), jnp.float32))
         with single_precision():
-            flow, losses = _flowjax().train.fit_to_data(
+            new = _new_flow(shape, make_key)
+            from flowjax.train import fit_to_data  # slow to import
+
+            flow, losses = fit_to_data(
                 train_key,
-                _new_flow(shape, make_key),
+                new,
                 tuple(data),
                 loss_fn=None if self._weight is None else _weighted_loss,
                 learning_rate=self.learning_rate,
@@ -163,28 +166,8 @@ class SplineFlow(DensityEstimator):
         return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
 
 
-def _flowjax() -> Any:
-    """Return flowjax; the import is slow and the package optional."""
-    try:
-        import flowjax
-        import flowjax.bijections
-        import flowjax.distributions
-        import flowjax.flows
-        import flowjax.train
-    except ImportError:
-        raise ImportError(MISSING) from None
-    return flowjax
-
-
 def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
-    library = _flowjax()
-    return library.flows.masked_autoregressive_flow(
-        key,
-        base_dist=library.distributions.Normal(jnp.zeros(shape.dims)),
-        transformer=library.bijections.RationalQuadraticSpline(knots=shape.knots, interval=SPLINE_INTERVAL),
-        flow_layers=shape.layers,
-        nn_width=shape.width,
-    )
+    return spline_flow(*shape, SPLINE_INTERVAL, invert=True, key=key)
 
 
 def _weighted_loss(

@@ -1,4 +1,4 @@
-"""Kernel density estimation, and three conditional densities that are mixtures of normals at training targets.
+"""Kernel density estimation, and three conditional densities: mixtures of normals at training targets.
 
 The conditional ones differ in the weights: by least squares (LSCDE), from the neighbours of the condition
 (epsilon-KDE), and by a kernel of the condition (Nadaraya-Watson).
@@ -36,11 +36,11 @@ from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
-# Default bandwidths, in standard deviations. They differ by 10%, less than the error of a held-out likelihood.
+# Default bandwidths, in standard deviations; a step of 10% is less than the error of a held-out likelihood.
 BANDWIDTHS = np.geomspace(0.01, 3.0, 60)
 # Default grids of LSCDE, those of the authors' program.
 RATIO_WIDTHS, RATIO_PENALTIES = np.logspace(-1.5, 1.5, 9), np.logspace(-3.0, 1.0, 9)
-# Default grids of the others: widths of y in standard deviations, those of x in shares of the largest distance.
+# Default grids of the others: widths of y in standard deviations, of x in shares of the largest distance.
 WIDTHS, DISTANCE_SHARES = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
 # The background's standard deviation, in those of the target.
 BACKGROUND_WIDTH = 4.0

@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.integrate.nodes import seed_from
+from kexpfam.integrate.nodes import choose_each, seed_from
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 
@@ -198,7 +198,7 @@ class MixtureDensity(AbstractDensity):
         rng, (centres, widths) = np.random.default_rng(seed_from(key)), self._components()
         parts = []
         for _, log_weights in self._log_weights(X):
-            chosen = _choose(np.exp(log_weights), rng.uniform(size=(len(log_weights), count)))
+            chosen = choose_each(np.exp(log_weights), rng.uniform(size=(len(log_weights), count)))
             noise = rng.normal(size=(*chosen.shape, centres.shape[1]))
             parts.append(centres[chosen] + widths[chosen, None] * noise)
         draws = np.concatenate(parts)
@@ -270,13 +270,3 @@ def _mean_distance(shift: np.ndarray, width: np.ndarray) -> np.ndarray:
     """Return ``E|shift + width N(0, 1)|``."""
     ratio = shift / width
     return 2.0 * width * np.exp(-0.5 * ratio**2) / np.sqrt(2.0 * np.pi) + shift * (2.0 * ndtr(ratio) - 1.0)
-
-
-def _choose(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return one component for each number in [0, 1), by the masses of its row."""
-    levels = np.cumsum(masses, axis=1)
-    levels /= levels[:, -1:]
-    offsets = np.arange(len(masses))[:, None]
-    # The levels of row i lie in (i, i + 1], so that one sorted list serves all rows.
-    places = np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right")
-    return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)

@@ -7,7 +7,6 @@ import jax.random as jr
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
-from threadpoolctl import threadpool_limits
 
 from kexpfam.baselines.derivatives import (
     Basis,
@@ -20,14 +19,9 @@ from kexpfam.baselines.derivatives import (
 from kexpfam.baselines.score_search import (
     ScoreSearch,
     ScoreSelection,
-    ScoreSettings,
-    Walk,
     WalkSearch,
-    fold_losses,
-    folds_of,
-    one_standard_error,
-    report_best,
-    trials_of,
+    grid_selection,
+    walk_selection,
 )
 from kexpfam.data.columns import check_columns, check_targets
 from kexpfam.data.sample import Sample
@@ -56,7 +50,7 @@ from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import diagnose, measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
 from kexpfam.model.density import Inputs, Sampler, Tilt, TiltedDensity
-from kexpfam.model.kernels import Gaussian, median_distance
+from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
 from kexpfam.model.spaces import Constant, FeatureSpace, spread_rows
@@ -273,30 +267,11 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def _select(
         self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None
     ) -> ScoreSelection:
-        width, nothing, search = points.shape[1], np.zeros(0), self.search or ScoreSearch()
-        shape = np.ones(width) * (1.0 if self.lengthscale is None else np.asarray(self.lengthscale, float))
-        if self.lengthscale is not None and self.rkhs_penalty is not None:
-            return ScoreSelection(ScoreSettings(nothing, shape, float(self.rkhs_penalty)), None, [])
-        scales = np.array(search.lengthscales) * median_distance(points)
-        factors = scales if self.lengthscale is None else np.ones(1)
-        penalties = np.array(search.penalties if self.rkhs_penalty is None else [float(self.rkhs_penalty)])
-        sample, scores = self._sample, base_scores(base, points)
-        folds = folds_of(points, search.folds, seed=seed)
-        tables, paths = [], []
-        # One BLAS thread: the matrices are too small for several.
-        with threadpool_limits(limits=1, user_api="blas"):
-            for step, factor in enumerate(factors):
-                basis = self._basis(points, factor * shape, self._centres(width, search.functions), seed)
-                tables.append(fold_losses(basis, sample, scores, folds, penalties))
-                paths.append(trials_of(nothing, factor * shape.min(), penalties, tables[-1]))
-                report_best(listener, step + 1, len(factors), sum(paths, []))
-        places = [one_standard_error(table) for table in tables]
-        # The loss hardly depends on f far from the data, where the shortest of equivalent scales makes f smallest.
-        columns = [table[:, place] for table, place in zip(tables, places, strict=True)]
-        best = one_standard_error(np.stack(columns, 1))
-        chosen = paths[best][places[best]]
-        settings = ScoreSettings(nothing, factors[best] * shape, chosen.rkhs_penalty)
-        return ScoreSelection(settings, chosen, sum(paths, []))
+        width, search = points.shape[1], self.search or ScoreSearch()
+        count = self._centres(width, search.functions)
+        basis = lambda lengthscale: self._basis(points, lengthscale, count, seed)
+        given = (self.lengthscale, self.rkhs_penalty)
+        return grid_selection(basis, self._sample, base_scores(base, points), *given, search, seed, listener)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -422,23 +397,8 @@ class ConditionalScoreMatching(ConditionalEstimator):
     def _select(
         self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None
     ) -> ScoreSelection:
-        given = None if self.condition_lengthscale is None else np.asarray(self.condition_lengthscale, float)
-        if given is not None and self.lengthscale is not None and self.rkhs_penalty is not None:
-            scales = np.broadcast_to(given, (sample.condition.shape[1],)).copy()
-            settings = ScoreSettings(scales, np.asarray(self.lengthscale, float), float(self.rkhs_penalty))
-            return ScoreSelection(settings, None, [])
-        search = self.search or WalkSearch()
-        rows = sample.rows(np.sort(np.random.default_rng(seed).permutation(len(sample))[: search.rows]))
-        penalties = np.array(search.penalties if self.rkhs_penalty is None else [float(self.rkhs_penalty)])
-        lengthscale = None if self.lengthscale is None else float(self.lengthscale)
-        scores = base_scores(base, rows.target)
-        walk = Walk(rows, scores, given, lengthscale, penalties, search, seed, listener)
-        # One BLAS thread: the matrices are too small for several.
-        with threadpool_limits(limits=1, user_api="blas"):
-            chosen = walk.run()
-        scales = np.array(chosen.condition_lengthscale)
-        settings = ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty)
-        return ScoreSelection(settings, chosen, walk.trials)
+        given = (self.condition_lengthscale, self.lengthscale, self.rkhs_penalty)
+        return walk_selection(sample, base, *given, self.search or WalkSearch(), seed, listener)
 
     def _solved(
         self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure

@@ -5,17 +5,21 @@ ascent. Both compute the whole path of penalties at each length scale.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
+from threadpoolctl import threadpool_limits
 
-from kexpfam.baselines.derivatives import Basis, Quadratic, derivative_gram, full_path, losses
+from kexpfam.baselines.derivatives import Basis, Quadratic, base_scores, derivative_gram, full_path, losses
 from kexpfam.data.sample import Sample
 from kexpfam.data.weights import effective_rows, part_of, standard_error, weighted_mean, weighted_variance
 from kexpfam.model.kernels import Gaussian, median_distance
+from kexpfam.model.measures import AbstractMeasure
 from kexpfam.progress import Listener, Report
 
 
@@ -174,6 +178,65 @@ def row_losses(
         applied = columns[fold].reshape(fold.sum() * operators, -1) @ weights.reshape(-1, len(penalties))
         table[fold] = losses(applied.reshape(fold.sum(), operators, -1), scores[fold])
     return table
+
+
+def grid_selection(
+    make: Callable[[np.ndarray], Basis],
+    sample: Sample,
+    scores: np.ndarray,
+    lengthscale: ArrayLike | None,
+    penalty: float | None,
+    search: ScoreSearch,
+    seed: int,
+    listener: Listener | None,
+) -> ScoreSelection:
+    """Return the settings without a condition; ``make(lengthscale)`` returns the basis of f."""
+    points, nothing = np.asarray(sample.target), np.zeros(0)
+    shape = np.ones(points.shape[1]) * (1.0 if lengthscale is None else np.asarray(lengthscale, float))
+    if lengthscale is not None and penalty is not None:
+        return ScoreSelection(ScoreSettings(nothing, shape, float(penalty)), None, [])
+    scales = np.array(search.lengthscales) * median_distance(points)
+    factors = scales if lengthscale is None else np.ones(1)
+    penalties = np.array(search.penalties if penalty is None else [float(penalty)])
+    folds, tables, trials = folds_of(points, search.folds, seed=seed), [], list[ScoreTrial]()
+    # One BLAS thread: the matrices are too small for several.
+    with threadpool_limits(limits=1, user_api="blas"):
+        for step, factor in enumerate(factors):
+            tables.append(fold_losses(make(factor * shape), sample, scores, folds, penalties))
+            trials += trials_of(nothing, factor * shape.min(), penalties, tables[-1])
+            report_best(listener, step + 1, len(factors), trials)
+    places = [one_standard_error(table) for table in tables]
+    # The loss hardly depends on f far from the data, where the shortest equivalent scale makes f smallest.
+    columns = [table[:, place] for table, place in zip(tables, places, strict=True)]
+    best = one_standard_error(np.stack(columns, 1))
+    chosen = trials[best * len(penalties) + places[best]]
+    return ScoreSelection(ScoreSettings(nothing, factors[best] * shape, chosen.rkhs_penalty), chosen, trials)
+
+
+def walk_selection(
+    sample: Sample,
+    base: AbstractMeasure,
+    condition_lengthscale: ArrayLike | None,
+    lengthscale: float | None,
+    penalty: float | None,
+    search: WalkSearch,
+    seed: int,
+    listener: Listener | None,
+) -> ScoreSelection:
+    """Return the settings with a condition."""
+    given = None if condition_lengthscale is None else np.asarray(condition_lengthscale, float)
+    if given is not None and lengthscale is not None and penalty is not None:
+        scales = np.broadcast_to(given, (sample.condition.shape[1],)).copy()
+        return ScoreSelection(ScoreSettings(scales, np.asarray(lengthscale, float), float(penalty)), None, [])
+    rows = sample.rows(np.sort(np.random.default_rng(seed).permutation(len(sample))[: search.rows]))
+    penalties = np.array(search.penalties if penalty is None else [float(penalty)])
+    fixed = None if lengthscale is None else float(lengthscale)
+    walk = Walk(rows, base_scores(base, rows.target), given, fixed, penalties, search, seed, listener)
+    with threadpool_limits(limits=1, user_api="blas"):
+        chosen = walk.run()
+    scales = np.array(chosen.condition_lengthscale)
+    settings = ScoreSettings(scales, np.array(chosen.lengthscale), chosen.rkhs_penalty)
+    return ScoreSelection(settings, chosen, walk.trials)
 
 
 # A trial, and its loss in each row.

@@ -152,9 +152,8 @@ class DDE(SaddleSolver):
             state = saddle.init(posed, weights, key=init_key)
         options: dict[str, Any] = {**watchers, "stage": "saddle point", "steps": self.step_count}
         if self.snapshots:
-            options["watch"] = lambda state: _snapshot(
-                posed, saddle.answer(state), self.snapshot_draws, judge_key
-            )
+            draws = self.snapshot_draws
+            options["watch"] = lambda state: _snapshot(posed, saddle.answer(state), draws, judge_key)
 
         def measured(state: SaddleState) -> Convergence:
             key = jr.fold_in(judge_key, int(state.step))
@@ -163,9 +162,8 @@ class DDE(SaddleSolver):
         if self.steps is None and self.saddle is None and not self.warm_start:
             options["steps"] *= self.extension
             options["stop"] = lambda state: self._is_due(state) and measured(state).within(self.tolerance)
-        outcome = run_with_retries(
-            posed, saddle, state, retries=self.retries, factor=self.retry_factor, key=run_key, **options
-        )
+        options |= {"retries": self.retries, "factor": self.retry_factor}
+        outcome = run_with_retries(posed, saddle, state, key=run_key, **options)
         answer, keys = saddle.answer(outcome.state), (polish_key, judge_key)
         solution = self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
         measurable = isinstance(outcome.state, SaddleState) and saddle.natural
@@ -234,10 +232,8 @@ def saddle_problem(
     problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSpace
 ) -> SaddleProblem:
     """Return the saddle-point problem with f in ``space``, anchored at the reference."""
-    penalty, inverse_temperature = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
-    return SaddleProblem(
-        problem.sample, problem.base, space, reference, penalty, inverse_temperature, anchored=True
-    )
+    numbers = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
+    return SaddleProblem(problem.sample, problem.base, space, reference, *numbers, anchored=True)
 
 
 @eqx.filter_jit

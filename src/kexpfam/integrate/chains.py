@@ -20,6 +20,7 @@ from kexpfam.integrate.nodes import Integration, effective_share, importance_nod
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
+from kexpfam.settings import check_at_least
 
 
 class HMC(eqx.Module):
@@ -32,18 +33,15 @@ class HMC(eqx.Module):
     tuning_chains: int = 200  # chains that it is tuned on, at most
 
     def __check_init__(self) -> None:
-        for name in ("leapfrog_steps", "tuning_steps", "tuning_chains"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        check_at_least(self, 1, "leapfrog_steps", "tuning_steps", "tuning_chains")
         if not (0.0 < self.target_acceptance < 1.0 and self.first_step_size > 0.0):
             raise ValueError("target_acceptance must be between 0 and 1, and first_step_size positive.")
 
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
     """Return the states of chains at their starts, one per condition."""
-    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(
-        starts, condition
-    )
+    start = lambda x, row: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, row))
+    return jax.vmap(start)(starts, condition)
 
 
 def hmc_step(
@@ -76,10 +74,8 @@ def jump(
     log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
     base_key, proposal_key, coin_key, accept_key = jr.split(key, 4)
     count = positions.shape[0]
-    coins = jr.bernoulli(coin_key, shape=(count, 1))
-    candidates = jnp.where(
-        coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
-    )
+    draws = tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
+    candidates = jnp.where(jr.bernoulli(coin_key, shape=(count, 1)), *draws)
     # The density of the candidates up to a factor of two, which cancels.
     log_candidate_density = lambda origin, target: jnp.logaddexp(
         tilt.base.log_density(target.position), proposal.log_density(target.position)
@@ -109,11 +105,8 @@ def tuned_step_size(
         states, log_size = carry
         index, step_key = inputs
         states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), step_key, settings)
-        gain = 2.0 / (1.0 + index) ** 0.6
-        return (
-            states,
-            log_size + gain * (jnp.mean(info.acceptance_rate) - settings.target_acceptance),
-        ), None
+        excess = jnp.mean(info.acceptance_rate) - settings.target_acceptance
+        return (states, log_size + 2.0 / (1.0 + index) ** 0.6 * excess), None
 
     inputs = (jnp.arange(settings.tuning_steps), jr.split(key, settings.tuning_steps))
     start = (hmc_start(tilt, starts, condition), jnp.log(settings.first_step_size))
@@ -215,12 +208,11 @@ def refined(
     Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
     start at draws of the sampler. Then ``steps`` transitions of tuned HMC leave the density invariant.
     """
-    settings = settings or Integration()
+    settings, nothing = settings or Integration(), np.zeros((count, 0))
     nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
     candidates = settings.candidates_per_draw * count
     nodes = importance_nodes(tilt.base, sampler.reference, candidates, key=nodes_key)
     log_ratio = tilt.values(nodes.points)
-    nothing = np.zeros((count, 0))
     if effective_share(nodes.log_weights + log_ratio) > settings.resampling_share:
         starts = resample(nodes, log_ratio, count, seed=seed_from(seed_key))
     else:

@@ -194,6 +194,16 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
     )
 
 
+def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return a column of the masses, (n, m), for each number in [0, 1), (n, k), by the masses of its row."""
+    levels = np.cumsum(masses, axis=1)
+    levels /= levels[:, -1:]
+    offsets = np.arange(len(masses))[:, None]
+    # The levels of row i lie in (i, i + 1], so that one sorted list serves all rows.
+    places = np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right")
+    return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)
+
+
 def seed_from(key: Key[Array, ""]) -> int:
     """Return a seed for NumPy and scikit-learn that is derived from a JAX key."""
     first, *_, last = np.asarray(jr.key_data(key)).tolist()

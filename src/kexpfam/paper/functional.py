@@ -120,8 +120,9 @@ class SpaceFunction(eqx.Module):
         self, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> "SpaceFunction":
         """Return ``shrinkage`` times this function plus kernels at the targets."""
-        f = self.space.stepped(self.f, shrinkage, target, condition, coefficients)
-        return SpaceFunction(self.space, f)
+        return SpaceFunction(
+            self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients)
+        )
 
 
 def kernel_span(problem: Problem) -> KernelSpan:
@@ -198,10 +199,8 @@ class FunctionalAscent(eqx.Module):
         batches = draw(jr.split(key, self.ascents + 1))
         first = state.step * self.ascents
         rates = self.rate / jnp.sqrt(1.0 + (first + jnp.arange(self.ascents)) / self.horizon)
-        ascend = lambda point, inputs: (
-            functional_step(problem, point, *inputs, nu_speed=self.nu_speed),
-            None,
-        )
+        speed = self.nu_speed
+        ascend = lambda point, inputs: (functional_step(problem, point, *inputs, nu_speed=speed), None)
         point, _ = scan(ascend, state.point, (jax.tree.map(lambda rows: rows[:-1], batches), rates))
         last = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = player_gradient(problem, point, last, lambda point: point.transport)
@@ -361,7 +360,5 @@ def spectral_features(problem: Problem, count: int, *, key: Key[Array, ""]) -> R
     kernel = kernel_span(problem).kernel
     if not isinstance(kernel, AbstractStationary):
         name = type(kernel).__name__
-        raise ValueError(
-            f"random features are drawn from the spectrum of a stationary kernel; a {name} has none."
-        )
+        raise ValueError(f"random features need the spectrum of a stationary kernel; a {name} has none.")
     return RandomFeatures.draw(kernel, problem.sample.target.shape[1], count=count, key=key)

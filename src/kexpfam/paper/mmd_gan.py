@@ -141,9 +141,7 @@ class MMDGAN(DualSolver):
     def __check_init__(self) -> None:
         check_at_least(self, 1, "kernel_width", "kernel_depth")
         if self.family == "dynamics":
-            raise ValueError(
-                "family='dynamics' follows f, here in closed form: use SinglyDual(family='dynamics')."
-            )
+            raise ValueError("family='dynamics' needs an f to follow: use SinglyDual(family='dynamics').")
         if self.learn not in LEARNED:
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
 
@@ -191,16 +189,14 @@ class MMDGAN(DualSolver):
             return terms.value - (discrepancy - _own_pairs(problem, players.kernel)), terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
-        kernel, (dual_moments, kernel_moments) = state.players.kernel, state.moments
-        dual, dual_moments = descended(
-            state.players.dual, gradient.dual, dual_moments, decay * self.rate, dual_optimiser()
+        move = lambda part, slope, moments, rate: descended(
+            part, slope, moments, decay * rate, dual_optimiser()
         )
+        dual, kernel, moments = state.players.dual, state.players.kernel, list(state.moments)
+        dual, moments[0] = move(dual, gradient.dual, moments[0], self.rate)
         if self._learns:
-            kernel, kernel_moments = descended(
-                kernel, gradient.kernel, kernel_moments, decay * self.kernel_rate, dual_optimiser()
-            )
-        state = state.moved(Players(dual, kernel), [dual_moments, kernel_moments])
-        return state, MatchingHealth(terms)
+            kernel, moments[1] = move(kernel, gradient.kernel, moments[1], self.kernel_rate)
+        return state.moved(Players(dual, kernel), moments), MatchingHealth(terms)
 
 
 def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, ""]:

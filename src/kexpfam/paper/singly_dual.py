@@ -213,15 +213,12 @@ class SinglyDual(DualSolver):
     def _cost(
         self, posed: SinglyDualProblem, f_weights: Float[Array, " r"], dual: AbstractDual, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], tuple[Float[Array, " r"], SinglyDualHealth]]:
-        # Each half of the draws sees f ahead by the step of the other half: a product of independent
-        # residuals.
+        # Each half of the draws sees f ahead by the step of the other half: the residuals are independent.
         tilt = stop_gradients(Tilt(cast(FeatureSpace, posed.problem.space), f_weights, posed.problem.base))
         dual = dual.following(tilt)
         halves = [dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
-        terms = lambda f_weights, draws: singly_dual_terms(
-            f_weights, posed.problem, posed.data_features, draws
-        )
-        value = lambda f_weights, draws: terms(f_weights, draws).value
+        terms = lambda f, draws: singly_dual_terms(f, posed.problem, posed.data_features, draws)
+        value = lambda f, draws: terms(f, draws).value
         steps = [posed.metric @ jax.lax.stop_gradient(jax.grad(value)(f_weights, draws)) for draws in halves]
         ahead = [f_weights + self.lookahead * step for step in reversed(steps)]
         cost = (value(ahead[0], halves[0]) + value(ahead[1], halves[1])) / 2
