@@ -1,4 +1,5 @@
-"""Whatever stands where a file is to be written survives: links, devices, pipes, and the old file if the writing fails."""
+"""Whatever stands where a file is to be written survives: links, devices, pipes, and the old file if the
+writing fails."""
 
 import contextlib
 import errno
@@ -186,7 +187,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "out.csv"
     path.write_bytes(b"old")
     program = (
-        "import numpy, resource, signal; from pathlib import Path; from kexpfam.data.tables import write_table\n"
+        "import numpy, resource, signal; from pathlib import Path\n"
+        "from kexpfam.data.tables import write_table\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         f"write_table(Path({str(path)!r}), ['a'], ([numpy.ones(100)] for _ in range(1000)))\n"

@@ -48,7 +48,7 @@ def _calibration(model: Any, test: np.ndarray) -> Values:
 
 
 def _facts_of_the_solver(model: Any, diagnosis: Diagnosis) -> Values:
-    """Return what is known of a kernel model alone; where other candidates share the density, their weights."""
+    """Return the facts of a kernel model; for a stack, the weights of its candidates."""
     if not isinstance(model.density_, TiltedDensity):
         return {"weights": {one.name: one.weight for one in model.candidates_}}
     return {

@@ -5,7 +5,7 @@ from typing import Any
 
 from kexpfam.version import __version__
 
-# What people use, and where it lives. Each is imported when it is asked for, so that ``import kexpfam`` costs nothing.
+# The public names and their modules, which are imported on first access, so that ``import kexpfam`` is fast.
 _PUBLIC = {
     "KernelExpFamily": "estimators",
     "ConditionalKernelExpFamily": "estimators",

@@ -26,7 +26,7 @@ ROWS = 40
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Return a function that runs the command line and returns its exit code, standard output and standard error."""
+    """Return a function that runs a command and returns exit code, standard output and standard error."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["kexpfam", *map(str, arguments)])
@@ -616,7 +616,7 @@ def test_fit_with_a_target_stores_a_conditional_model_and_its_names(
         f"mean log density of the training rows {estimator.score(fitted_to, y):.4f}; written to {output}"
         in out
     )
-    assert (estimator.lengthscale, estimator.rkhs_penalty) == (1.0, 0.01)
+    assert (estimator.kernel.lengthscale, estimator.kernel.rkhs_penalty) == (1.0, 0.01)
 
 
 def test_the_features_are_all_but_the_target_by_default(run, labelled, tmp_path, quick_search):
@@ -803,7 +803,8 @@ def test_every_command_knows_a_conditional_baseline(run, baseline, labelled, tmp
 
 REPRODUCTION = {
     "__init__.py": "",
-    "specs.py": "EXPERIMENTS = ('first', 'second')\ndef load_spec(name, quick=False): return f'{name}, quick {quick}'\n",
+    "specs.py": "EXPERIMENTS = ('first', 'second')\n"
+    "def load_spec(name, quick=False): return f'{name}, quick {quick}'\n",
     "records.py": (
         "class Ledger:\n"
         "    def __init__(self, folder, name): self.path = folder / f'{name}.jsonl'\n"
@@ -831,7 +832,7 @@ def checkout(tmp_path):
 
 
 def reproduce(folder, *arguments):
-    """Run ``kexpfam reproduce`` in a process of its own, which does not look for packages in its folder by itself."""
+    """Run ``kexpfam reproduce`` in a subprocess that does not import from its working directory."""
     program = "from kexpfam.cli import main; main()"
     command = [sys.executable, "-P", "-c", program, "reproduce", *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

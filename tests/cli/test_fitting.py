@@ -1,4 +1,4 @@
-"""The command ``fit`` on rows in blocks: folders, and files of more rows than are held, give what the library gives."""
+"""The command ``fit`` on row blocks gives the same model as the library."""
 
 import numpy as np
 import pandas

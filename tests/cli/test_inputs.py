@@ -29,7 +29,7 @@ FRAME = pd.DataFrame(VALUES, columns=["left", "right"])
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Return a function that runs the command line and returns its exit code, standard output and standard error."""
+    """Return a function that runs a command and returns exit code, standard output and standard error."""
 
     def call(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "argv", ["kexpfam", *map(str, arguments)])
@@ -83,7 +83,7 @@ def scores(result):
     return [float(line) for line in out.splitlines()[1:]]
 
 
-# The same table in the forms that programs and countries have, the file's name, and the options that it takes.
+# The same table in the forms of several programs and countries: file name and options.
 FORMS = {
     "semicolons and commas": (lambda f: f.to_csv(sep=";", decimal=",", index=False), "data.csv", []),
     "told": (

@@ -1,4 +1,5 @@
-"""Rows in blocks: every source gives the same rows, the sample is uniform, and what cannot be read twice is refused."""
+"""Rows in blocks: every source gives the same rows, the sample is uniform, and what cannot be read twice is
+refused."""
 
 import numpy as np
 import pandas

@@ -1,4 +1,4 @@
-"""Kinds of columns: what they hold, how they are named, and how tables become numbers and draws cells again."""
+"""Kinds of columns: supports, names, scalings and cells."""
 
 import numpy as np
 import pandas as pd
@@ -99,7 +99,7 @@ def test_units_lead_back_to_the_data(seed):
 
 
 def test_only_lengths_are_stretched():
-    """The Jacobian is that of finite differences in columns with a length, and 0 at atoms, gaps and counted values."""
+    """The Jacobian is that of finite differences, and 0 for atoms, missing cells and discrete columns."""
     values = rows_of_all(0)
     units = Scaling.of(values, ALL)
     found = units.log_jacobians(values)

@@ -177,7 +177,7 @@ class TestPoints:
                 conditional.given(Z[0]).score_samples(np.zeros((3, 2)))
 
     def test_names_that_the_model_does_not_know(self, conditionals):
-        with pytest.raises(ValueError, match="this model knows no names of columns"):
+        with pytest.raises(ValueError, match="fitted without column names"):
             conditionals[0].given({"a": 1.0})
 
 
@@ -285,6 +285,8 @@ def test_a_kernel_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
     for value in JUNK:
         if any(value is fine for fine in ALLOWED_KERNEL[setting]):
             continue
+        if cls.conditional and setting == "lengthscale" and isinstance(value, list) and len(value) == 1:
+            continue  # one length scale for the one target
         with pytest.raises((ValueError, TypeError)) as error:
             cls(**changed(FIXED, **{setting: value})).fit(*data)
         assert ("kernel" if setting == "name" else setting) in one_line(error), value

@@ -1,4 +1,5 @@
-"""Frames of Dask: partitions are gone through by the workers of a client, and models are compared on them through joblib."""
+"""Frames of Dask: partitions are gone through by the workers of a client, and models are compared on them
+through joblib."""
 
 import joblib
 import numpy as np

@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from oracles import midpoint_grid
+from oracles import changed, midpoint_grid
 from sklearn.base import clone
 
 import kexpfam
-from kexpfam import Integration, estimators
+from kexpfam import Integration, Kernel, estimators
 from kexpfam.data.kinds import KINDS
 from kexpfam.datasets import two_moons
 from kexpfam.fit.learned import Learned
@@ -35,8 +35,8 @@ from kexpfam.paper.learned_features import Learning
 ROWS, DRAWS = 40, 30
 GIVEN = {"lengthscale": 0.8, "rkhs_penalty": 1e-2}
 COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
-JOINT = GIVEN | {"n_centres": 20, "integration": COARSE}
-CONDITIONAL = JOINT | {"condition_lengthscale": 0.8, "base_width": 1.0, "power": False, "n_centres": 10}
+JOINT = {"model": "kernel", "kernel": Kernel(**GIVEN, n_centres=20, integration=COARSE)}
+CONDITIONAL = changed(JOINT, condition_lengthscale=0.8, base_width=1.0, power=False, n_centres=10)
 SMALL = Learned(folds=2, repeats=1, width=10, epochs=8, cells=48, steps=60)
 # Settings that make a fit of each estimator quick.
 SETTINGS = {
@@ -150,12 +150,8 @@ def estimator_case(name):
 def solver_case(name, conditional=False):
     solver = dataclasses.replace(solver_from(name, conditional=conditional), **QUICK[name])
     if conditional:
-        return sine_case(
-            estimators.ConditionalKernelExpFamily(
-                model="kernel", solver=solver, **CONDITIONAL, random_state=0
-            )
-        )
-    return moons_case(estimators.KernelExpFamily(model="kernel", solver=solver, **JOINT, random_state=0))
+        return sine_case(estimators.ConditionalKernelExpFamily(solver=solver, **CONDITIONAL, random_state=0))
+    return moons_case(estimators.KernelExpFamily(solver=solver, **JOINT, random_state=0))
 
 
 def kind_case(name, conditional=False):
@@ -473,7 +469,7 @@ def pairs():
             yield paired("estimator", name, method, slow=name == "SplineFlow" or method == "report")
     for name in QUICK:
         for conditional in (False, True):
-            if conditional and not solver_from(name, conditional=False).knows_conditions:
+            if conditional and not solver_from(name, conditional=False).supports_conditions:
                 continue
             for method in OF_SOLVERS:
                 yield paired("solver", name, method, conditional, slow=method == "diagnose")

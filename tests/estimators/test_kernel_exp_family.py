@@ -95,7 +95,7 @@ def bounds(data, spread=6.0):
 
 EXPECTED = {
     "check_pipeline_consistency": "its columns are collinear and have no joint density",
-    "check_estimators_pickle": "puts gaps into the rows, and these settings ask for a kernel model, which knows none",
+    "check_estimators_pickle": "puts missing values into the rows, and model='kernel' refuses them",
 }
 
 
@@ -496,7 +496,7 @@ def test_a_checkpoint_resumes_a_fit(saddle, moons, tmp_path):
     for model in (first, second):
         np.testing.assert_array_equal(model.score_samples(moons), saddle.score_samples(moons))
     with pytest.raises(StorageError, match="other data, settings or solver"):
-        clone(first).set_params(rkhs_penalty=2e-2).fit(moons)
+        clone(first).set_params(kernel__rkhs_penalty=2e-2).fit(moons)
     with pytest.raises(StorageError, match="other data, settings or solver"):
         other = DDE(saddle=SMALL.saddle, steps=6, warm_start=True, distillation=SMALL.distillation)
         clone(first).set_params(solver=other).fit(moons)

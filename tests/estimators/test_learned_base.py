@@ -6,7 +6,7 @@ import pytest
 import kexpfam
 from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.fit.learned import Learned
-from kexpfam.fit.stack import Candidate
+from kexpfam.fit.stack import CandidateScore
 from kexpfam.model.density import TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 
@@ -34,7 +34,7 @@ def stacked(learned) -> ConditionalKernelExpFamily:
         ),
         random_state=0,
     ).fit(*rows_of(0))
-    kernel.candidates_ = [Candidate("kernel", 0.4, -1.0, 0.1), Candidate("chain", 0.6, -1.0, 0.1)]
+    kernel.candidates_ = [CandidateScore("kernel", 0.4, -1.0, 0.1), CandidateScore("chain", 0.6, -1.0, 0.1)]
     kernel.density_ = Stack(
         (kernel.density_, learned.density_), np.array([0.4, 0.6]), learned.density_.scaling
     )
@@ -165,7 +165,8 @@ def test_candidates_compete_on_held_out_rows():
 
 
 def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
-    """A normal law: nothing beats one component by more than noise, so that the mixture has most of the density."""
+    """A normal law: nothing beats one component by more than noise, so that the mixture has most of the
+    density."""
     x = np.random.default_rng(0).normal(size=(300, 5))
     model = KernelExpFamily(learned=SMALL, random_state=0).fit(x)
     weights = {one.name: one.weight for one in model.candidates_}
@@ -179,9 +180,11 @@ def test_with_many_columns_a_mixture_competes_too_and_wins_on_normal_data():
     assert np.isfinite(law.log_density(x)).all()
 
 
-@pytest.mark.parametrize("given", [{"lengthscale": 1.0}, {"rkhs_penalty": 0.1}, {"solver": "exact"}])
+@pytest.mark.parametrize(
+    "given", [{"kernel": Kernel(lengthscale=1.0)}, {"kernel": "laplace"}, {"solver": "exact"}]
+)
 def test_a_chain_has_no_kernel_settings(given):
-    with pytest.raises(ValueError, match="learned whole"):
+    with pytest.raises(ValueError, match="settings of the kernel model"):
         ConditionalKernelExpFamily(model="chain", **given).fit(*rows_of(0))
 
 
@@ -192,7 +195,7 @@ def test_an_unknown_effort_is_refused():
 
 def test_few_rows_are_left_to_the_kernel():
     x, y = rows_of(0, 60)
-    model = ConditionalKernelExpFamily(model="kernel", kernel=Kernel(search=None), random_state=0).fit(x, y)
+    model = ConditionalKernelExpFamily(random_state=0).fit(x, y)
     assert isinstance(model.density_, TiltedDensity)
 
 

@@ -1,4 +1,5 @@
-"""Fits to rows in blocks: sums are over all rows, the rest over a sample of a stated size, and little of it stays."""
+"""Fits to rows in blocks: sums are over all rows, the rest over a sample of a stated size, and little of it
+stays."""
 
 import jax.random as jr
 import numpy as np
@@ -60,7 +61,8 @@ def test_means_of_features_are_over_all_rows(streamed, values):
     model, source = streamed
     problem, points = model._problem, model.density_.scaling.to_model(values)
     assert np.allclose(problem.mean_feature, problem.space.target.matrix(points).mean(axis=0), atol=1e-10)
-    # f is the optimum of the likelihood of all rows: the gradient vanishes with their mean, and not with the sample's.
+    # f is the optimum of the likelihood of all rows: the gradient vanishes with their mean, and not with the
+    # sample's.
     nodes, weights = problem.nodes(key=None), model.solution_.tilt.weights
     posed = likelihood(problem, nodes)
     assert np.abs(gradient(posed, problem.rkhs_penalty, weights)).max() < 1e-6
@@ -149,7 +151,7 @@ def test_what_a_sample_would_not_show_is_said(spoil, settings, error, message, v
 
 def test_rare_gaps_are_left_out_of_the_sums(values):
     gaps = [values, np.full((1, 1), np.nan)]
-    with pytest.warns(UserWarning, match="1 of 4001 rows have missing cells"):
+    with pytest.warns(UserWarning, match="1 of 4001 rows have missing values"):
         model = KernelExpFamily(**SMALL, rows=Rows(in_memory=100)).fit(gaps)
     points = model.density_.scaling.to_model(values)
     assert np.allclose(

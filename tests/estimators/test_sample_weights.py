@@ -1,12 +1,12 @@
 """Weights of rows in every estimator: repetition, and nothing else.
 
-Two equalities are kept. With every setting given, integer weights are repeated rows up to rounding. With settings searched for,
-a table with weights is the same table with its rows repeated and weights of one: to the last bit, because equal rows are made
-one before anything random happens.
-"""
+Two equalities are kept. With every setting given, integer weights are repeated rows up to rounding. With
+settings searched for, a table with weights is the same table with its rows repeated and weights of one: to
+the last bit, because equal rows are made one before anything random happens."""
 
 import numpy as np
 import pytest
+from oracles import changed
 from sklearn.utils import estimator_checks
 from test_estimator_contracts import SETTINGS
 
@@ -77,7 +77,9 @@ def members(names):
 def made(name, **changes):
     if name == "SplineFlow":
         pytest.importorskip("flowjax")
-    return getattr(estimators, name)(**SETTINGS[name] | changes, random_state=0)
+    settings = SETTINGS[name]
+    settings = changed(settings, **changes) if "kernel" in settings else settings | changes
+    return getattr(estimators, name)(**settings, random_state=0)
 
 
 def rows_for(model):

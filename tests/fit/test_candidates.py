@@ -25,7 +25,8 @@ def table(rows=150, columns=5, seed=0):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Return a function that replaces ``owner.name`` by a counting wrapper, and returns the list of its calls."""
+    """Return a function that replaces ``owner.name`` by a counting wrapper, and returns the list of its
+    calls."""
 
     def count(owner, name, *others):
         calls, inner = [], getattr(owner, name)

@@ -7,7 +7,7 @@ from oracles import changed, midpoint_grid
 
 from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
-from kexpfam.fit import bases
+from kexpfam.fit import mixture
 from kexpfam.fit.convergence import Convergence
 from kexpfam.fit.dde import run_with_retries
 from kexpfam.fit.distil import Distillation
@@ -214,9 +214,9 @@ def test_the_printed_scheme_follows_the_plain_gradient_and_keeps_no_metric(probl
 @pytest.mark.parametrize("warm_start", [False, True])
 def test_a_mixture_is_searched_only_if_the_solver_draws_from_it(moons, monkeypatch, warm_start):
     searches = []
-    search = bases.best_shape
+    search = mixture.best_shape
     monkeypatch.setattr(
-        bases, "best_shape", lambda *args, **options: searches.append(1) or search(*args, **options)
+        mixture, "best_shape", lambda *args, **options: searches.append(1) or search(*args, **options)
     )
     small = Distillation(components=2, draws=200, candidates=400, rounds=1)
     solver = DDE(steps=1, saddle=SMALL, warm_start=warm_start, distillation=small)

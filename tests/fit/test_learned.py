@@ -1,4 +1,4 @@
-"""Learned chains: they find what is there, do not look at what they are judged by, repeat, resume and survive Ctrl-C."""
+"""Learned chains: accuracy, held-out rows, repetition, checkpoints and interruption."""
 
 import jax.random as jr
 import numpy as np

@@ -1,4 +1,4 @@
-"""The convex polish of learned tilts: its gradient, its bound, and that only rows nobody trained on let it in."""
+"""The convex polish of learned tilts: gradient, optimality gap and choice by held-out rows."""
 
 import jax.random as jr
 import numpy as np
@@ -74,7 +74,7 @@ def test_a_corrected_chain_has_the_density_that_was_fitted_and_draws_from_it(dim
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_is_not_polished(seed):
-    """Standard normal targets are what the chain says before training already: every correction is worse elsewhere."""
+    """The chain is standard normal before training, as the targets are: no correction generalises."""
     rng = np.random.default_rng(seed)
     sample = Sample(rng.normal(size=(200, 1)), rng.normal(size=(200, 1)))
     _, polish = polished(drawn(), sample, *parts_of(200), 2, (0.1, 0.01), CELLS)

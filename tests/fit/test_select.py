@@ -463,7 +463,8 @@ def test_an_unknown_base_is_named_with_the_known_ones():
 
 
 def test_a_fitted_base_gains_its_parameters_over_the_rows():
-    # A normal in 8 dimensions has 44 parameters: fitted to 80 rows it gains about 44 / 80 nats on those rows over others.
+    # A normal in 8 dimensions has 44 parameters: fitted to 80 rows it gains about 44 / 80 nats on those rows
+    # over others.
     gaps = [
         optimism(
             "gaussian",

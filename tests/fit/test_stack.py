@@ -1,4 +1,5 @@
-"""Stacking weights: the optimum of a concave problem, found against a solver of the field and checked by its conditions."""
+"""Stacking weights: the optimum of a concave problem, found against a solver of the field and checked by its
+conditions."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ from oracles import normal, tilted_normal, tilted_normal_log_partition
 
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.problem import Status
-from kexpfam.fit.stack import Candidate
+from kexpfam.fit.stack import CandidateScore
 from kexpfam.judge.diagnosis import Judgement, Measurement, verdict_of
 from kexpfam.judge.measure import PASS_ROWS, diagnose, sampler_fit
 from kexpfam.model.density import Estimate, Inputs, Sampler, TiltedDensity
@@ -155,7 +155,7 @@ def test_rows_that_were_passed_are_not_asked_for_again():
 
 def test_candidates_and_facts_are_measurements():
     law = LawDensity(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
-    candidates = [Candidate("mixture", 0.7, -1.25, 0.1), Candidate("kernel", 0.3, np.nan, np.nan)]
+    candidates = [CandidateScore("mixture", 0.7, -1.25, 0.1), CandidateScore("kernel", 0.3, np.nan, np.nan)]
     facts = {"mixture": {"components": 3.0, "loss": Estimate(1.0, 0.5, 10.0)}}
     found = diagnose(law, NOTHING, candidates=candidates, facts=facts, key=jr.key(0))
     assert (found.mixture_weight, found.mixture_score, found["mixture_score"].error) == (0.7, -1.25, 0.1)

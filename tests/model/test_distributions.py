@@ -66,7 +66,7 @@ def test_rows_do_not_see_each_other(rows):
 
 @pytest.fixture(scope="module")
 def unsure():
-    """One member knows that the target is near 2; the other puts its logarithm anywhere, far past the largest number."""
+    """One member has the target near 2; the other has its logarithm far past the largest number."""
     edges = np.linspace(-900.0, 900.0, 6001)
     masses = lambda centre, width: np.diff(norm.cdf(edges, centre, width))[None]
     with np.errstate(over="ignore"):

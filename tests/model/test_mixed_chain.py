@@ -1,4 +1,4 @@
-"""Chains of several kinds: every link is normalised, blind to what comes after, and drawn from as it is scored."""
+"""Chains of several kinds: normalised, independent of later columns, and drawn as they are scored."""
 
 import dataclasses
 
@@ -123,7 +123,7 @@ def test_a_missing_cell_has_no_density_and_a_sign():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_draws_follow_the_density_and_stay_in_the_support(seed):
-    """The sampler's own log density is that of the links, and each column is uniform under its own distribution function."""
+    """The sampler's log density is that of the chain, and draws lie in the support."""
     values, rng = table(seed), np.random.default_rng(seed)
     units, chain = rough(KINDS, values, seed=seed)
     draws = chain.sample(np.zeros((3000, 0)), uniform_levels(rng, 3000, 7))
@@ -175,7 +175,7 @@ def test_a_distribution_function_is_that_of_the_draws(kind):
 
 
 def test_known_cells_weigh_the_others():
-    """The mean weight of completed rows is the density of the known part: here by quadrature of the single unknown column."""
+    """The mean weight of completed rows is the density of the known part, by quadrature."""
     kinds, values = (Real(), Category(("a", "b", "c")), Real()), np.random.default_rng(0).normal(size=(60, 3))
     values[:, 1] = np.random.default_rng(1).integers(3, size=60)
     units, chain = rough(kinds, values, seed=5, strength=1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kexpfam.fit.stack import Candidate
+from kexpfam.fit.stack import CandidateScore
 from reproduction import competitors, peers, real_data, real_tables, runner
 from reproduction.measurements import MEASUREMENTS, posteriors, real
 from reproduction.records import Ledger, Unavailable
@@ -156,7 +156,7 @@ def test_a_joint_density_is_measured_beside_the_truth():
 def test_what_a_density_is_made_of_is_kept_and_shown():
     class Stacked:
         candidates_ = [
-            Candidate(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))
+            CandidateScore(*one, 1.0, 0.1) for one in (("kernel", 0.0), ("mixture", 0.25), ("chain", 0.75))
         ]
 
     weights = real._weights(Stacked())["weights"]

@@ -14,18 +14,19 @@ from kexpfam.data.weights import drawn_rows, effective_rows
 
 __all__ = ["AnyArray", "Conditions", "RandomKey", "Sample", "distinct_conditions"]
 
-# Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. Shapes and types of numbers are
-# checked either way; a type for each of the two would be built at every annotation, a quarter of the library's own import.
+# Data live on the host as NumPy arrays; inside a compiled program the same fields are traced. Shapes and
+# types of numbers are checked either way; a type for each of the two would be built at every annotation, a
+# quarter of the library's own import.
 AnyArray = Any
 RandomKey = Key[Array, ""]
 
 
 class Sample(eqx.Module):
-    """Targets and the conditions they were seen under, in model units; ``weight`` is None where all rows count the same.
+    """Targets and the conditions they were seen under, in model units; ``weight`` is None where all rows
+    count the same.
 
-    An unconditional sample is one whose conditions have width zero, so that ``p(x)`` and ``p(y | x)`` share every
-    line of code behind this class.
-    """
+    An unconditional sample is one whose conditions have width zero, so that ``p(x)`` and ``p(y | x)`` share
+    every line of code behind this class."""
 
     target: Float[AnyArray, "n d"]
     condition: Float[AnyArray, "n p"]

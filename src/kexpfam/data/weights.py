@@ -1,9 +1,8 @@
 """What rows count: weights that mean repetition, and the statistics of weighted rows.
 
-Everywhere in the library ``None`` stands for rows that all count one. A weight of two is a row that was seen twice, a weight of
-zero a row that was not seen. Whole numbers are kept as they are; other weights say how rows count beside each other, and are
-scaled to mean one.
-"""
+Everywhere in the library ``None`` stands for rows that all count one. A weight of two is a row that was seen
+twice, a weight of zero a row that was not seen. Whole numbers are kept as they are; other weights say how
+rows count beside each other, and are scaled to mean one."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +37,8 @@ class Weighted(NamedTuple):
 
     @staticmethod
     def of(values: np.ndarray, weight: np.ndarray | None, *, merged: bool = True) -> "Weighted":
-        """Return the rows that count; where weights are given, equal rows are one row, whose weights add up, if ``merged``.
+        """Return the rows that count; where weights are given, equal rows are one row, whose weights add up,
+        if ``merged``.
 
         So nothing random, such as a deal of rows into folds, can tell a weight from a repetition.
         """
@@ -64,14 +64,10 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
         raise ValueError(
             f"{name} must have one number for each of the {rows} rows, got shape {weight.shape}."
         )
-    if not np.all(np.isfinite(weight)):
-        raise ValueError(
-            f"{name} must be finite; row {int(np.argmin(np.isfinite(weight)))} has {weight[~np.isfinite(weight)][0]}."
-        )
-    if np.any(weight < 0.0):
-        raise ValueError(
-            f"{name} must not be negative; row {int(np.argmax(weight < 0.0))} has {weight[weight < 0.0][0]:g}."
-        )
+    for bad, rule in ((~np.isfinite(weight), "be finite"), (weight < 0.0, "not be negative")):
+        if np.any(bad):
+            row = int(np.argmax(bad))
+            raise ValueError(f"{name} must {rule}; row {row} has {weight[row]:g}.")
     if not np.any(weight > 0.0):
         raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
     return weight
@@ -96,7 +92,8 @@ def part_of(weight: np.ndarray | None, rows: np.ndarray | slice) -> np.ndarray |
 
 
 def effective_rows(weight: np.ndarray | None, rows: int) -> float:
-    r"""Return the effective sample size, :math:`(\sum_i w_i)^2 / \sum_i w_i^2`: how many equal rows say as much."""
+    r"""Return the effective sample size, :math:`(\sum_i w_i)^2 / \sum_i w_i^2`: how many equal rows say as
+    much."""
     return float(rows) if weight is None else float(weight.sum() ** 2 / np.sum(weight**2))
 
 
@@ -128,7 +125,8 @@ def standard_error(values: np.ndarray, weight: np.ndarray | None) -> float:
 
 
 def percentiles(values: np.ndarray, levels: list[int], weight: np.ndarray | None) -> np.ndarray:
-    """Return the percentiles of each column, (levels, columns): NumPy's, of rows that are repeated as often as they count."""
+    """Return the percentiles of each column, (levels, columns): NumPy's, of rows that are repeated as often
+    as they count."""
     if weight is None:
         return np.percentile(values, levels, axis=0)
     columns = [_percentiles(column, np.asarray(levels, float), weight) for column in values.T]
@@ -136,7 +134,8 @@ def percentiles(values: np.ndarray, levels: list[int], weight: np.ndarray | None
 
 
 def _percentiles(column: np.ndarray, levels: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    # Of sorted repeated rows a value has the places from "first" to "last"; between two values the percentile is linear.
+    # Of sorted repeated rows a value has the places from "first" to "last"; between two values the percentile
+    # is linear.
     order = np.argsort(column)
     after = np.cumsum(weight[order])
     first, last = after - weight[order], np.maximum(after - 1.0, after - weight[order])
@@ -150,7 +149,8 @@ def distinct_rows(*parts: np.ndarray) -> np.ndarray:
 
 
 def _firsts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each distinct row appears first, in the order of the rows, and which of these each row is."""
+    """Return where each distinct row appears first, in the order of the rows, and which of these each row
+    is."""
     # As bytes, so that rows with the same gaps are equal too; adding 0 makes the two zeros one.
     whole = np.ascontiguousarray(rows + 0.0).view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
     _, first, membership = np.unique(whole, return_index=True, return_inverse=True)

@@ -1,8 +1,7 @@
 """The scikit-learn face that all estimators share.
 
-A fit leaves ``density_``, an ``AbstractDensity`` in the data's own units. The face checks arguments, reads tables and
-returns results in the container that came in.
-"""
+A fit leaves ``density_``, an ``AbstractDensity`` in the data's own units. The face checks arguments, reads
+tables and returns results in the container that came in."""
 
 import abc
 import contextlib
@@ -92,9 +91,8 @@ def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
 class Estimator(BaseEstimator, abc.ABC):
     """Base class of all estimators.
 
-    ``_stored`` names the fitted attributes that ``save`` writes. ``_takes_kinds`` is True if columns may be of several
-    kinds and have missing values.
-    """
+    ``_stored`` names the fitted attributes that ``save`` writes. ``_takes_kinds`` is True if columns may be
+    of several kinds and have missing values."""
 
     conditional: ClassVar[bool]
     _takes_kinds: ClassVar[bool] = False
@@ -147,9 +145,9 @@ class Estimator(BaseEstimator, abc.ABC):
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose the container of ``sample`` and ``predict``.
 
-        "default" is a frame where a frame came in, otherwise an array. "numpy" is an array; "pandas", "polars" and
-        "pyarrow" are frames of that library. None changes nothing. ``sklearn.set_config(transform_output=...)`` sets it
-        for all estimators without a choice of their own.
+        "default" is a frame where a frame came in, otherwise an array. "numpy" is an array; "pandas",
+        "polars" and "pyarrow" are frames of that library. None changes nothing.
+        ``sklearn.set_config(transform_output=...)`` sets it for all estimators without a choice of their own.
         """
         if transform is not None:
             if transform not in OUTPUTS:
@@ -181,7 +179,8 @@ class Estimator(BaseEstimator, abc.ABC):
 
     @property
     def _merges_equal_rows(self) -> bool:
-        """Return whether equal rows become one row of larger weight; repetition is information in discrete columns."""
+        """Return whether equal rows become one row of larger weight; repetition is information in discrete
+        columns."""
         return merge_equal_rows(self._described.kinds)
 
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -238,7 +237,8 @@ class Estimator(BaseEstimator, abc.ABC):
         storage.save_tree(path, type(self).__name__, state, metadata)
 
     def plot(self, *args: Any, **kwargs: Any) -> "Figure":
-        """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density`` or ``plot_conditional``."""
+        """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density`` or
+        ``plot_conditional``."""
         from kexpfam import plot  # matplotlib is slow to import
 
         check_is_fitted(self, "density_")
@@ -254,8 +254,8 @@ class Estimator(BaseEstimator, abc.ABC):
     ) -> "Page":
         """Return a report on the fit as one HTML page, and write it to ``path`` if given.
 
-        The report compares the model with the held-out rows X (and y), or with the training rows if X is None.
-        """
+        The report compares the model with the held-out rows X (and y), or with the training rows if X is
+        None."""
         from kexpfam.report import report  # matplotlib is slow to import
 
         check_is_fitted(self, "density_")

@@ -1,4 +1,5 @@
-"""Tables in and out of an estimator: cells to numbers, numbers to cells, frames of the library that came in."""
+"""Tables in and out of an estimator: cells to numbers, numbers to cells, frames of the library that came
+in."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -43,7 +44,8 @@ class TableCodec(NamedTuple):
         return values if layout is None else _frame(values, layout, _index(X))
 
     def draws_beside(self, X: Any, draws: np.ndarray, output: str, names: Sequence[str]) -> Any:
-        """Return draws of shape (n, draws, p) as a frame with a column for the row of X, or None for arrays."""
+        """Return draws of shape (n, draws, p) as a frame with a column for the row of X, or None for
+        arrays."""
         layout = _chosen(self._layout_beside(X, names, flat=False), output, names, flat=False)
         if layout is None:
             return None
@@ -93,9 +95,8 @@ def _index(X: Any) -> Any:
 def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: list[str] | None) -> np.ndarray:
     """Return the cells of X as numbers; missing values are NaN, labels are codes.
 
-    ``reset`` is for a fit: the columns are then described anew in ``estimator._codec``. ``kinds`` are those the user
-    asked for, or None if the estimator takes real columns only.
-    """
+    ``reset`` is for a fit: the columns are then described anew in ``estimator._codec``. ``kinds`` are those
+    the user asked for, or None if the estimator takes real columns only."""
     layout, X = layout_of(X), as_table(X)
     if not estimator._takes_kinds:
         least = FEWEST_ROWS if reset else 1
@@ -158,7 +159,8 @@ def kinds_of_targets(wanted: Any) -> dict[Any, Any] | None:
 
 
 def _only_numbers(table: Any) -> bool:
-    """Return whether a table holds nothing but numbers, or is no table and is left to scikit-learn to refuse."""
+    """Return whether a table holds nothing but numbers, or is no table and is left to scikit-learn to
+    refuse."""
     if hasattr(table, "columns"):
         kinds = {column.dtype.kind for column in columns_of(table)}
         return kinds <= set("iuf") and not categorical(table)

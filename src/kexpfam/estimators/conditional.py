@@ -40,9 +40,9 @@ class SeenRowsWarning(UserWarning):
 class ConditionalEstimator(Estimator):
     """Base class of estimators of ``p(y | x)``.
 
-    After ``calibrate(X, y)``, ``quantile``, ``interval``, ``cdf`` and ``in_region`` have conformal coverage on rows that are
-    exchangeable with the given ones. ``score_samples``, ``log_prob``, ``sample``, ``predict`` and ``given`` do not change.
-    """
+    After ``calibrate(X, y)``, ``quantile``, ``interval``, ``cdf`` and ``in_region`` have conformal coverage
+    on rows that are exchangeable with the given ones. ``score_samples``, ``log_prob``, ``sample``,
+    ``predict`` and ``given`` do not change."""
 
     conditional: ClassVar[bool] = True
     _shared: ClassVar[tuple[str, ...]] = (
@@ -91,12 +91,14 @@ class ConditionalEstimator(Estimator):
         return tags
 
     def score_samples(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf outside a bounded support."""
+        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf outside a bounded
+        support."""
         X, targets = self._checked_rows(X, y)
         return self._log_density(self.density_, targets, X)
 
     def log_prob(self, x: Float[AnyArray, "*p"], y: Float[AnyArray, "*d"]) -> Float[Array, ""]:
-        """Return ``log p(y | x)`` at one x and y as a pure JAX function, to be jitted, differentiated and vmapped.
+        """Return ``log p(y | x)`` at one x and y as a pure JAX function, to be jitted, differentiated and
+        vmapped.
 
         It equals ``score_samples`` there. It is computed in float64 and returned in the precision of y.
         """
@@ -108,12 +110,12 @@ class ConditionalEstimator(Estimator):
         return counted_mean(self.score_samples(X, y), sample_weight)
 
     def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
-        """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has columns.
+        """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has
+        columns.
 
-        For a frame X they are a frame of n times n_samples rows; its column "row" is the position of the row of X.
-        ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of HMC, which leaves
-        the density invariant.
-        """
+        For a frame X they are a frame of n times n_samples rows; its column "row" is the position of the row
+        of X. ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of
+        HMC, which leaves the density invariant."""
         features = self._checked_features(X)
         draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, features))
         frame = self._target_codec.draws_beside(X, draws, self._output, self._target_names)
@@ -122,7 +124,8 @@ class ConditionalEstimator(Estimator):
         return draws[:, :, 0] if self._flat_targets else draws
 
     def predict(self, X: ArrayLike) -> Any:
-        """Return the conditional mean of y, the most probable label of a category; for a frame X, a series or frame."""
+        """Return the conditional mean of y, the most probable label of a category; for a frame X, a series or
+        frame."""
         features = self._checked_features(X)
         mean = self._decoded(self.density_.mean(features), whole=False)
         values = mean[:, 0] if self._flat_targets else mean
@@ -159,7 +162,8 @@ class ConditionalEstimator(Estimator):
         return getattr(self, "target_names_", None) or (["y"] if width == 1 else numbered(width, "y"))
 
     def _one_row(self, x: Any) -> Any:
-        """Return a condition as a table of one row; a dictionary or pandas row is put in the order of the columns."""
+        """Return a condition as a table of one row; a dictionary or pandas row is put in the order of the
+        columns."""
         layout = layout_of(x)
         if layout is not None and not layout.series:
             return x
@@ -188,7 +192,7 @@ class ConditionalEstimator(Estimator):
         if np.any(unexpected):
             names = [str(name) for name, bad in zip(self._columns.shown, unexpected, strict=True) if bad]
             raise ValueError(
-                f"Input X contains NaN in column(s) {', '.join(names)}, which had no missing values during fit."
+                f"Input X contains NaN in column(s) {', '.join(names)}, which had none during fit."
             )
         return rows
 
@@ -202,14 +206,15 @@ class ConditionalEstimator(Estimator):
         return rows, targets
 
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
-        """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number; 1-D y only.
+        """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number;
+        1-D y only.
 
         After ``calibrate`` with n rows y lies below each with its probability, up to 1 / (n + 1).
         """
         X, wanted = self._checked_features(X), np.atleast_1d(numbers_of(levels))
         if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
             raise ValueError(
-                f"levels must lie strictly between 0 and 1, and there must be one at least; got {shown(levels)}."
+                f"levels must be one or more numbers strictly between 0 and 1; got {shown(levels)}."
             )
         found = self.density_.quantile(
             wanted if self._conformal is None else self._conformal.level(wanted), X
@@ -219,9 +224,8 @@ class ConditionalEstimator(Estimator):
     def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
         """Return the central interval that holds y with this probability, of shape (n, 2); 1-D y only.
 
-        After ``calibrate`` with n rows the probability is at least that, and less than 2 / (n + 1) more; with too few rows for
-        the coverage the interval is unbounded.
-        """
+        After ``calibrate`` with n rows the probability is at least that, and less than 2 / (n + 1) more; with
+        too few rows for the coverage the interval is unbounded."""
         _check_share("coverage", coverage)
         if self._conformal is None:
             return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
@@ -232,18 +236,20 @@ class ConditionalEstimator(Estimator):
         return np.where([low > 0.0, high < 1.0], found, [-np.inf, np.inf])
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Return ``P(Y <= y | x)`` of each row; 1-D y only. After ``calibrate`` its values are uniform, up to 1 / (n + 1)."""
+        """Return ``P(Y <= y | x)`` of each row; 1-D y only. After ``calibrate`` its values are uniform, up to
+        1 / (n + 1)."""
         X, targets = self._checked_rows(X, y)
         with np.errstate(over="ignore"):  # a point too far out for the arithmetic is at infinity
             levels = self.density_.cdf(targets, X)
         return levels if self._conformal is None else self._conformal.cdf(levels)
 
     def in_region(self, X: ArrayLike, y: ArrayLike, level: float = 0.9) -> np.ndarray:
-        """Return whether each y lies in the highest-density region of this probability under its x; y of any width.
+        """Return whether each y lies in the highest-density region of this probability under its x; y of any
+        width.
 
-        The region holds the points than which draws of the density are more probable with at most this probability, by 200
-        draws per row. After ``calibrate`` with n rows y lies in it with at least this probability.
-        """
+        The region holds the points than which draws of the density are more probable with at most this
+        probability, by 200 draws per row. After ``calibrate`` with n rows y lies in it with at least this
+        probability."""
         _check_share("level", level)
         X, targets = self._checked_rows(X, y)
         repair = self._conformal
@@ -260,12 +266,13 @@ class ConditionalEstimator(Estimator):
         draws: int = REGION_DRAWS,
         random_state: Any = 0,
     ) -> Self:
-        """Adjust quantiles, intervals, distribution functions and regions on held-out rows; return the estimator.
+        """Adjust quantiles, intervals, distribution functions and regions on held-out rows; return the
+        estimator.
 
-        Split conformal prediction: if these rows and the next one are exchangeable, intervals and regions contain the
-        next y with at least their nominal probability, on average over x. ``conformal_`` holds the result. ``draws`` is
-        the number of draws per row for regions. ``calibrate(None)`` and a new fit undo it.
-        """
+        Split conformal prediction: if these rows and the next one are exchangeable, intervals and regions
+        contain the next y with at least their nominal probability, on average over x. ``conformal_`` holds
+        the result. ``draws`` is the number of draws per row for regions. ``calibrate(None)`` and a new fit
+        undo it."""
         if X is None:
             self._conformal = None
             return self
@@ -280,7 +287,8 @@ class ConditionalEstimator(Estimator):
 
     @property
     def conformal_(self) -> Conformal:
-        """The result of ``calibrate``: its rows, and the coverage of intervals or regions before and after."""
+        """The result of ``calibrate``: its rows, and the coverage of intervals or regions before and
+        after."""
         if self._conformal is None:
             raise AttributeError("call calibrate(X, y) first, with rows that the model has not seen.")
         return self._conformal
@@ -311,7 +319,7 @@ class ConditionalEstimator(Estimator):
         trained = {row.tobytes() for row in np.concatenate([self._training, self._training_targets], axis=1)}
         seen = np.mean([row.tobytes() in trained for row in np.concatenate([X, targets], axis=1)])
         if seen > MOST_SEEN:
-            message = f"{seen:.0%} of these rows are training rows: calibrate needs rows that the model has not seen."
+            message = f"{seen:.0%} of these rows are training rows: calibrate needs held-out rows."
             warnings.warn(message, SeenRowsWarning, stacklevel=caller_level())
 
 

@@ -39,15 +39,16 @@ class DensityEstimator(DensityMixin, Estimator):
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
-        """Return the normalised log density of each row, in the data's own units; -inf outside a bounded support."""
+        """Return the normalised log density of each row, in the data's own units; -inf outside a bounded
+        support."""
         points = self._checked_points(X)
         return self._log_density(self.density_, points)
 
     def log_prob(self, x: Float[AnyArray, "*d"]) -> Float[Array, ""]:
         """Return ``log p(x)`` at one point as a pure JAX function, to be jitted, differentiated and vmapped.
 
-        It equals ``score_samples`` of that point. It is computed in float64 and returned in the precision of x.
-        """
+        It equals ``score_samples`` of that point. It is computed in float64 and returned in the precision of
+        x."""
         check_is_fitted(self, "density_")
         return self.density_.log_prob(x)
 
@@ -56,11 +57,11 @@ class DensityEstimator(DensityMixin, Estimator):
         return counted_mean(self.score_samples(X), sample_weight)
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
-        """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see ``set_output``).
+        """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see
+        ``set_output``).
 
-        ``refine=0`` draws from the fitted sampler. ``refine=k`` resamples by importance weight and moves each draw by k
-        steps of HMC, which leaves the density invariant.
-        """
+        ``refine=0`` draws from the fitted sampler. ``refine=k`` resamples by importance weight and moves each
+        draw by k steps of HMC, which leaves the density invariant."""
         check_is_fitted(self, "density_")
         draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine))
         return self._codec.rows(draws, self._output, self._names or numbered(draws.shape[1]))

@@ -1,4 +1,5 @@
-"""Densities derived from a fitted one: under one condition, of some columns given others, and completed rows."""
+"""Densities derived from a fitted one: under one condition, of some columns given others, and completed
+rows."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ GIVEN_DRAWS, MARGINAL_DRAWS, ROW_DRAWS = 8192, 512, 512
 
 
 class GivenDensity:
-    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its columns."""
+    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its
+    columns."""
 
     condition: dict[str, Any] | None = None
     target_names: list[str] | None = None
@@ -55,7 +57,8 @@ class GivenDensity:
         return draws[:, 0] if self._flat else draws
 
     def plot(self, **kwargs: Any) -> "Figure":
-        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider one."""
+        """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider
+        one."""
         from kexpfam import plot  # matplotlib is slow to import
 
         return plot.plot_given(self, **kwargs)
@@ -64,8 +67,8 @@ class GivenDensity:
 class PartialDensity:
     """The density of some columns given others, whatever is left integrated out.
 
-    ``log_evidence`` is the log density of what is given, with its standard error: all log densities share that error.
-    """
+    ``log_evidence`` is the log density of what is given, with its standard error: all log densities share
+    that error."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class PartialDensity:
         """Return the quantiles of a single column of numbers at each level, by weighted draws."""
         if len(self.kept) != 1 or self._own.kinds[0].categorical:
             raise ValueError(
-                f"quantiles are for one column of numbers: take marginal([...]) of {', '.join(self.names)} first."
+                f"quantiles need one numeric column: take marginal([...]) of {', '.join(self.names)} first."
             )
         found = self._completions(key_from(0))
         values = found.rows[0, :, self.kept[0]]
@@ -165,9 +168,8 @@ class PartialDensity:
 class CompletedRows:
     """Rows of which some cells are known: what the others may be, row by row.
 
-    ``log_evidence`` is the log density of what is known of each row, ``standard_errors`` its errors, ``effective_draws`` how
-    many draws the completions of each row are worth.
-    """
+    ``log_evidence`` is the log density of what is known of each row, ``standard_errors`` its errors,
+    ``effective_draws`` how many draws the completions of each row are worth."""
 
     def __init__(
         self, density: Any, columns: Columns, values: np.ndarray, draws: int, random_state: Seed

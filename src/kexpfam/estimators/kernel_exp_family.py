@@ -1,4 +1,5 @@
-"""The library's own estimators: ``KernelExpFamily`` for ``p(x)``, ``ConditionalKernelExpFamily`` for ``p(y | x)``."""
+"""The library's own estimators: ``KernelExpFamily`` for ``p(x)``, ``ConditionalKernelExpFamily`` for ``p(y |
+x)``."""
 
 import os
 import warnings
@@ -35,27 +36,29 @@ class NearlyDeterministicWarning(UserWarning):
 class KernelExpFamily(KernelModel, DensityEstimator):
     r"""Density estimator for :math:`p(x)`.
 
-    Kernel exponential family :math:`p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum likelihood; with more
-    than three columns, a stack of it with a mixture of normals and a chain of one-dimensional kernel exponential families.
+    Kernel exponential family :math:`p_0(x) \exp(f(x) - A(f))` with f in an RKHS, by penalised maximum
+    likelihood; with more than three columns, a stack of it with a mixture of normals and a chain of
+    one-dimensional kernel exponential families.
 
     Parameters
     ----------
     model : {"auto", "kernel", "chain", "mixture"}
-        The candidates. "auto" chooses by the number of rows and columns, and stacks several by held-out log density (see
-        ``candidates_``).
+        The candidates. "auto" chooses by the number of rows and columns, and stacks several by held-out log
+        density (see ``candidates_``).
     kernel : str or Kernel
         Settings of the kernel model: a ``Kernel``, or the name of its kernel.
     solver : str or Solver
-        How the kernel model finds f. "auto" solves the convex problem; "exact" requires a grid; "dde" is the doubly dual
-        embedding of the paper.
+        How the kernel model finds f. "auto" solves the convex problem; "exact" requires a grid; "dde" is the
+        doubly dual embedding of the paper.
     learned : Learned or None
         Settings of the chain; None is those of ``effort``.
     bounds : pair of float or of arrays of shape (n_features,), or None
         Lower and upper end of the support, in the data's own units. The density is 0 outside.
     columns : dict or None
-        The kinds of the columns of X, by name or position: "real", "positive", "integer", "count", "category", "bounded:0:1",
-        "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``. Text, booleans and categories of a frame are
-        categories; other columns are real unless they are named here. See ``docs/mixed-tables.md``.
+        The kinds of the columns of X, by name or position: "real", "positive", "integer", "count",
+        "category", "bounded:0:1", "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``.
+        Text, booleans and categories of a frame are categories; other columns are real unless they are named
+        here. See ``docs/mixed-tables.md``.
     effort : {"fast", "default", "best"}
         Cost of chains: fewer or more members and epochs. "best" adds a chain in few columns too.
     rows : Rows or None
@@ -63,7 +66,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     random_state : int, RandomState or None
         The same seed gives the same result.
     progress : bool or callable
-        ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of steps.
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of
+        steps.
     checkpoint : path or None
         A file that is rewritten during training; ``fit`` resumes from it if it exists.
 
@@ -131,11 +135,11 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     def fit(self, X: Any, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the density to the rows of X; y is ignored.
 
-        X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet files, an Arrow
-        dataset, a Dask frame, or an iterable of tables that can be read several times. With more rows than
-        ``rows.in_memory``, everything but the means of f's features is computed on a uniform sample of that many rows (see
-        ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a row of weight 0 is left out.
-        """
+        X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet
+        files, an Arrow dataset, a Dask frame, or an iterable of tables that can be read several times. With
+        more rows than ``rows.in_memory``, everything but the means of f's features is computed on a uniform
+        sample of that many rows (see ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a
+        row of weight 0 is left out."""
         with self._fitting() as listener:
             source = self._source(X, None, sample_weight, listener)
             (table,) = source.tables
@@ -185,13 +189,12 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     def given(self, known: Mapping[Any, Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
         """Return the density of the other columns given values of some, by name or position.
 
-        Its ``log_evidence`` is the log density of the given values, with a standard error; it is computed from ``draws``
-        completions where it is not exact.
-        """
+        Its ``log_evidence`` is the log density of the given values, with a standard error; it is computed
+        from ``draws`` completions where it is not exact."""
         check_is_fitted(self, "density_")
         if not isinstance(known, Mapping) or not known:
             raise ValueError(
-                f"given() takes values by column, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}."
+                f"given() takes a dict, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}."
             )
         row = self._row(known)
         return PartialDensity(
@@ -243,27 +246,28 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
     r"""Density estimator for :math:`p(y | x)`.
 
     Kernel exponential family :math:`p_0(y) \exp(f(x, y) - A_x(f))` with f in the RKHS of the product kernel
-    :math:`k(x, x') k(y, y')`, by penalised maximum likelihood, and chains of one-dimensional kernel exponential families whose
-    parameters are functions of x.
+    :math:`k(x, x') k(y, y')`, by penalised maximum likelihood, and chains of one-dimensional kernel
+    exponential families whose parameters are functions of x.
 
     Parameters
     ----------
     model : {"auto", "kernel", "chain"}
-        The candidates. "auto" chooses by the number of rows and columns, and stacks several by held-out log density (see
-        ``candidates_``).
+        The candidates. "auto" chooses by the number of rows and columns, and stacks several by held-out log
+        density (see ``candidates_``).
     kernel : str or Kernel
         Settings of the kernel model: a ``Kernel``, or the name of its kernel.
     solver : str or Solver
-        How the kernel model finds f. "auto" solves the convex problem, on a grid for y of up to two columns; "exact" requires
-        the grid; "dde" is the doubly dual embedding of the paper.
+        How the kernel model finds f. "auto" solves the convex problem, on a grid for y of up to two columns;
+        "exact" requires the grid; "dde" is the doubly dual embedding of the paper.
     learned : Learned or None
         Settings of the chain; None is those of ``effort``.
     bounds : pair of float or of arrays of shape (n_targets,), or None
         Lower and upper end of the support of y, in the data's own units. The density is 0 outside.
     columns : dict or None
-        The kinds of the columns of X, by name or position: "real", "positive", "integer", "count", "category", "bounded:0:1",
-        "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``. Text, booleans and categories of a frame are
-        categories; other columns are real unless they are named here. See ``docs/mixed-tables.md``.
+        The kinds of the columns of X, by name or position: "real", "positive", "integer", "count",
+        "category", "bounded:0:1", "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``.
+        Text, booleans and categories of a frame are categories; other columns are real unless they are named
+        here. See ``docs/mixed-tables.md``.
     target_columns : dict, kind or None
         The kinds of the columns of y; a single kind is that of the only target.
     effort : {"fast", "default", "best"}
@@ -273,7 +277,8 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
     random_state : int, RandomState or None
         The same seed gives the same result.
     progress : bool or callable
-        ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of steps.
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of
+        steps.
     checkpoint : path or None
         A file that is rewritten during training; ``fit`` resumes from it if it exists.
 
@@ -346,12 +351,12 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
     def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the density of y given X; y has shape (n,) or (n, p).
 
-        X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet files, an Arrow
-        dataset, a Dask frame, or an iterable of tables that can be read several times. y may then name
-        columns of X, or be omitted if the tables come in pairs (X, y). With more rows than
-        ``rows.in_memory``, everything but the means of f's features is computed on a uniform sample of that many rows (see
-        ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a row of weight 0 is left out.
-        """
+        X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet
+        files, an Arrow dataset, a Dask frame, or an iterable of tables that can be read several times. y may
+        then name columns of X, or be omitted if the tables come in pairs (X, y). With more rows than
+        ``rows.in_memory``, everything but the means of f's features is computed on a uniform sample of that
+        many rows (see ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a row of weight 0
+        is left out."""
         with self._fitting() as listener:
             source = self._source(X, y, sample_weight, listener)
             table, targets = source.tables
@@ -363,7 +368,8 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         return self
 
     def score_samples(self, X: Any, y: Any = None) -> np.ndarray:
-        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf outside the support.
+        """Return ``log p(y | x)`` of each row, normalised and in the data's own units; -inf outside the
+        support.
 
         X is a table or a source of row blocks, which are read one at a time.
         """
@@ -404,7 +410,7 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         kernel, chosen = self._kernel, self.rkhs_penalty_
         if kernel.rkhs_penalty is None and chosen is not None and chosen < 2.0 * min(kernel.search.penalties):
             message = (
-                "the smallest penalty was selected: the targets are (nearly) a function of the inputs, or take few values. "
-                "Their likelihood has no upper bound, so a high score does not mean a good fit."
+                "the smallest penalty was selected: the targets are (nearly) a function of the inputs, or "
+                "take few values. Their likelihood is unbounded: a high score does not mean a good fit."
             )
             warnings.warn(message, NearlyDeterministicWarning, stacklevel=caller_level())

@@ -38,15 +38,14 @@ def whole(name: str, value: Any, least: int) -> int:
 def one_of(name: str, value: Any, known: Collection[str]) -> None:
     """Raise unless the value is one of the known names."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(
-            f"unknown {name} {shown(value)}: choose one of {', '.join(known)}, or pass an object where one is allowed."
-        )
+        raise ValueError(f"unknown {name} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def check_scale(
     name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False
 ) -> None:
-    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is fine."""
+    """Raise unless the value is positive and of one of the shapes; None, which leaves it to the data, is
+    fine."""
     if value is None:
         return
     numbers = numbers_of(value)

@@ -1,4 +1,5 @@
-"""The part that both of the library's own estimators share: settings, candidates, row blocks and the diagnosis."""
+"""The part that both of the library's own estimators share: settings, candidates, row blocks and the
+diagnosis."""
 
 import copy
 import dataclasses
@@ -68,7 +69,8 @@ class KernelModel(Estimator):
     # Settings.
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; ``kernel__lengthscale`` sets a field of the record ``kernel``, as in scikit-learn."""
+        """Set parameters; ``kernel__lengthscale`` sets a field of the record ``kernel``, as in
+        scikit-learn."""
         nested = {key.partition("__")[0] for key in params if "__" in key}
         if "kernel" in nested and isinstance(params.get("kernel", self.kernel), str):
             params["kernel"] = Kernel(params.get("kernel", self.kernel))
@@ -95,7 +97,8 @@ class KernelModel(Estimator):
         return self.learned or EFFORTS[self.effort]
 
     def _asked(self, rows: int) -> frozenset[str]:
-        """Return the candidates whose settings were changed; they compete with ``model="auto"`` in any case."""
+        """Return the candidates whose settings were changed; they compete with ``model="auto"`` in any
+        case."""
         chain = self.learned is not None or (self.effort == "best" and rows >= FEWEST_CHAIN_ROWS)
         kernel = self._kernel != Kernel() or self.solver != "auto"
         return frozenset(name for name, asked in (("kernel", kernel), ("chain", chain)) if asked)
@@ -215,9 +218,8 @@ class KernelModel(Estimator):
     def _keep_rows(self, most: int) -> None:
         """Keep at most ``most`` training rows for plots and the diagnosis.
 
-        All rows are kept where the diagnosis needs them: a kernel model of p(y | x) has a normaliser per row, and a solver
-        that chose the space of f left no mean of its features over all rows.
-        """
+        All rows are kept where the diagnosis needs them: a kernel model of p(y | x) has a normaliser per row,
+        and a solver that chose the space of f left no mean of its features over all rows."""
         rows, kernel = len(self._training), self._kernel_fit
         needed = False
         if kernel is not None:
@@ -274,7 +276,8 @@ class KernelModel(Estimator):
 
     @property
     def solution_(self) -> Solution | None:
-        """The solution of the kernel model: f, sampler, status and trace; None if it has no part in the density."""
+        """The solution of the kernel model: f, sampler, status and trace; None if it has no part in the
+        density."""
         return None if self._kernel_fit is None else self._kernel_fit.solution
 
     @property
@@ -313,7 +316,8 @@ class KernelModel(Estimator):
         return {} if self._target_codec is None else self._target_codec.columns.shown
 
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
-        """Return log densities; -inf outside the support. Missing values without a learned state are integrated out."""
+        """Return log densities; -inf outside the support. Missing values without a learned state are
+        integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
         learned = np.array(density.scaling.gaps or (False,) * targets.shape[1], bool)
         if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
@@ -343,7 +347,8 @@ class KernelModel(Estimator):
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:
-    """Return whether all targets are complete real numbers, on the line, on the half-line or in one finite box."""
+    """Return whether all targets are complete real numbers, on the line, on the half-line or in one finite
+    box."""
     bounded = [kind for kind in kinds if kind.bounded]
     box = len(bounded) in (0, len(kinds)) and all(np.all(np.isfinite(kind.ends)) for kind in bounded)
     return all(kind.has_kernel for kind in kinds) and box and not np.any(np.isnan(targets))
@@ -355,8 +360,8 @@ def checked_bounds(bounds: Any, targets: np.ndarray) -> np.ndarray:
         ends = np.stack([np.broadcast_to(np.asarray(side, float), (targets.shape[1],)) for side in bounds])
         low, high = ends
     except (TypeError, ValueError):
-        message = f"bounds must be a pair, each a number or one number per column ({targets.shape[1]}); got {shown(bounds)}."
-        raise ValueError(message) from None
+        sizes = f"a number or one number per column ({targets.shape[1]})"
+        raise ValueError(f"bounds must be a pair, each {sizes}; got {shown(bounds)}.") from None
     if not np.all(np.isfinite(ends)) or not np.all(low < high):
         raise ValueError(
             f"bounds must be finite, the lower below the upper one, in every column; got {shown(bounds)}."

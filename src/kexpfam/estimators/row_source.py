@@ -1,4 +1,5 @@
-"""Rows of a fit: a table in memory, or blocks of which a sample is kept and all are read for sums over rows."""
+"""Rows of a fit: a table in memory, or blocks of which a sample is kept and all are read for sums over
+rows."""
 
 import warnings
 from collections.abc import Callable
@@ -23,9 +24,9 @@ __all__ = ["RowSource", "mean_score", "paired_blocks"]
 class RowSource(NamedTuple):
     """The tables to fit to, in memory: X, and y under a condition.
 
-    ``rows`` is the number of all rows, ``blocks`` are all of them if the tables are only a sample. ``ends`` are the smallest
-    and largest values of the targets over all rows, shape (2, d), if they were read in blocks.
-    """
+    ``rows`` is the number of all rows, ``blocks`` are all of them if the tables are only a sample. ``ends``
+    are the smallest and largest values of the targets over all rows, shape (2, d), if they were read in
+    blocks."""
 
     tables: tuple[Any, ...]
     weight: ArrayLike | None
@@ -89,7 +90,7 @@ def _mean_feature(
     count, left_out, *totals = sums.total
     if left_out:
         message = (
-            f"{left_out:.0f} of {sums.rows} rows have missing values and are left out; the sample that the fit is made to "
+            f"{left_out:.0f} of {sums.rows} rows have missing values and are left out; the sample in memory "
             "has none."
         )
         warnings.warn(message, UserWarning, stacklevel=caller_level())
@@ -104,7 +105,8 @@ def _feature_sums(
     dims: tuple[int, ...],
     parts: tuple[Any, ...],
 ) -> np.ndarray:
-    """Return the total weight of the rows, the number of incomplete ones, and the sum of the features of the others."""
+    """Return the total weight of the rows, the number of incomplete ones, and the sum of the features of the
+    others."""
     X, weight = parts if weighted else (*parts, None)
     values = read(X)
     whole = ~np.any(np.isnan(values), axis=1)

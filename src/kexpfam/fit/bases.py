@@ -11,8 +11,8 @@ from kexpfam.model.measures import AbstractMeasure, Box, Gaussian, Mixture
 
 __all__ = ["BASES", "fit_base", "optimism", "tailed_gaussian"]
 
-# Weight and relative width of the wide component of a Gaussian base under a condition, so that distant targets have
-# positive density.
+# Weight and relative width of the wide component of a Gaussian base under a condition, so that distant
+# targets have positive density.
 TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0
 
 
@@ -40,7 +40,8 @@ def fit_base(kind: str, data: np.ndarray, *, seed: int, weight: np.ndarray | Non
 def optimism(
     kind: str, data: np.ndarray, splits: Splits, *, seed: int, weight: np.ndarray | None = None
 ) -> float:
-    """Return the mean log density of the points a base was fitted to, minus that of the first held-out part (nats)."""
+    """Return the mean log density of the points a base was fitted to, minus that of the first held-out part
+    (nats)."""
     kept, held = splits.kept[0], splits.held[0]
     base = fit_base(kind, data[kept], seed=seed, weight=part_of(weight, kept))
     means = [weighted_mean(base.log_densities(data[rows]), part_of(weight, rows)) for rows in (kept, held)]

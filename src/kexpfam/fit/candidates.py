@@ -32,8 +32,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return the candidates of a fit, or raise if one of them cannot be fitted to the task.
 
-    With ``model="auto"`` the data decide, and the candidates in ``asked``, whose settings were changed, always compete.
-    """
+    With ``model="auto"`` the data decide, and the candidates in ``asked``, whose settings were changed,
+    always compete."""
     every: dict[str, Candidate] = {
         "mixture": MixtureCandidate(),
         "kernel": KernelCandidate(kernel, solver),

@@ -12,7 +12,8 @@ from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centres"]
 
-# Centres of a one-dimensional target: this far apart (length scales) and beyond the data (standard deviations).
+# Centres of a one-dimensional target: this far apart (length scales) and beyond the data (standard
+# deviations).
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100
 
 
@@ -57,7 +58,8 @@ class Centres(NamedTuple):
 
 
 def centre_rows(sample: Sample, features: Features, *, seed: int) -> Centres:
-    """Return the centres of a space; under a condition, distinct conditions and distinct targets each for themselves."""
+    """Return the centres of a space; under a condition, distinct conditions and distinct targets each for
+    themselves."""
     spread = lambda rows, most: rows[spread_rows(rows, most, seed=seed)]
     if not sample.conditional:
         targets = np.asarray(sample.target)
@@ -95,11 +97,11 @@ def build_space(
 
 
 def covering_centres(targets: np.ndarray, lengthscale: float) -> np.ndarray:
-    """Return centres for functions of the target under a condition: on a line evenly spaced ones, else the targets given.
+    """Return centres for functions of the target under a condition: on a line evenly spaced ones, else the
+    targets given.
 
-    The best f is not a combination of kernels at the training targets alone: it pushes probability away from where
-    targets could have been, so its centres have to cover the line.
-    """
+    The best f is not a combination of kernels at the training targets alone: it pushes probability away from
+    where targets could have been, so its centres have to cover the line."""
     if targets.shape[1] > 1:
         return targets
     low, high = targets.min() - CENTRE_MARGIN, targets.max() + CENTRE_MARGIN

@@ -1,4 +1,5 @@
-"""The kernel model as a candidate: settings are selected, a solver finds f and a sampler, and log Z is computed."""
+"""The kernel model as a candidate: settings are selected, a solver finds f and a sampler, and log Z is
+computed."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -69,7 +70,8 @@ class KernelCandidate(Candidate):
         return self._solved(task, selection, scaled[power], scalings[power], proposal)
 
     def _scalings(self, task: Task) -> dict[bool, Scaling]:
-        """Return the scalings of the target that the search chooses from, by whether they have a power transformation."""
+        """Return the scalings of the target that the search chooses from, by whether they have a power
+        transformation."""
         powers: tuple[bool, ...] = (False,)
         if task.conditional:
             powers = (False, True) if self.kernel.power is None else (bool(self.kernel.power),)

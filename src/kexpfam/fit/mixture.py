@@ -1,4 +1,5 @@
-"""Mixtures of normals: maximum likelihood by EM, the number of components by held-out rows, and the candidate."""
+"""Mixtures of normals: maximum likelihood by EM, the number of components by held-out rows, and the
+candidate."""
 
 import warnings
 from collections.abc import Mapping
@@ -112,7 +113,8 @@ def best_shape(
 def mixture_held_out(
     points: np.ndarray, shape: MixtureShape, splits: Splits, *, seed: int, weight: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the log density of each held-out point under a mixture fitted without its part; NaN elsewhere."""
+    """Return the log density of each held-out point under a mixture fitted without its part; NaN
+    elsewhere."""
     scores = np.full(len(points), np.nan)
     for kept, held in zip(splits.kept, splits.held, strict=True):
         mixture = fit_mixture(points[kept], shape, seed=seed, weight=part_of(weight, kept))
@@ -123,7 +125,8 @@ def mixture_held_out(
 def fit_mixture(
     points: np.ndarray, shape: MixtureShape, *, seed: int, weight: np.ndarray | None = None
 ) -> Mixture:
-    """Return the maximum-likelihood mixture: scikit-learn's EM, or ``weighted_mixture`` if rows have weights."""
+    """Return the maximum-likelihood mixture: scikit-learn's EM, or ``weighted_mixture`` if rows have
+    weights."""
     if weight is not None:
         return weighted_mixture(points, weight, **shape._asdict(), steps=EM_STEPS, seed=seed)
     model = _expectation_maximisation(points, shape, seed)
@@ -156,7 +159,8 @@ def _expectation_maximisation(points: np.ndarray, shape: MixtureShape, seed: int
 def weighted_mixture(
     points: np.ndarray, weight: np.ndarray, *, components: int, diagonal: bool, steps: int, seed: int
 ) -> Mixture:
-    r"""Return the mixture that maximises :math:`\sum_i w_i \log \sum_k \pi_k N(x_i; m_k, C_k)`, from a k-means++ start."""
+    r"""Return the mixture that maximises :math:`\sum_i w_i \log \sum_k \pi_k N(x_i; m_k, C_k)`, from a
+    k-means++ start."""
     from sklearn.cluster import kmeans_plusplus  # slow to import
 
     # EM multiplies many small matrices: several BLAS threads are ten times slower.
@@ -176,7 +180,8 @@ def weighted_mixture(
 
 
 def _maximised(points: np.ndarray, weight: np.ndarray, membership: np.ndarray, diagonal: bool) -> Mixture:
-    """Return the mixture with the weighted moments of the rows; ``membership`` has shape (rows, components)."""
+    """Return the mixture with the weighted moments of the rows; ``membership`` has shape (rows,
+    components)."""
     counts = membership * weight[:, None]
     identity = np.eye(points.shape[1])
     totals = counts.sum(axis=0) + LEAST_ROWS

@@ -8,7 +8,8 @@ from kexpfam.model.measures import AbstractMeasure
 
 __all__ = ["relevant_dimensions"]
 
-# A dimension matters if permuting it costs a classifier of data against base this much (nats), and 3 standard errors.
+# A dimension matters if permuting it costs a classifier of data against base this much (nats), and 3 standard
+# errors.
 RELEVANCE_FLOOR = 0.01
 
 
@@ -17,9 +18,8 @@ def relevant_dimensions(
 ) -> tuple[int, ...]:
     """Return the dimensions that a classifier of data against base draws makes use of.
 
-    The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with dimensions
-    that carry nothing, which is what makes them a good judge of which ones do.
-    """
+    The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with
+    dimensions that carry nothing, which is what makes them a good judge of which ones do."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # slow to import
     from sklearn.inspection import permutation_importance
 

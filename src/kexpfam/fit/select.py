@@ -1,10 +1,10 @@
 """Settings of the kernel model by cross-validation: base, length scales and penalty.
 
-A setting is a point on a geometric lattice. A coordinate search moves along the open axes (power transformation of the target,
-length scales of condition and target, width of the base) and follows a path of falling penalties at each point. It then tries
-a length scale of its own for each input. The result is not the best trial but the mean of all trials by exponential weights of
-their scores, which is less variable with few rows. In many columns, the coordinates that f depends on are found first.
-"""
+A setting is a point on a geometric lattice. A coordinate search moves along the open axes (power
+transformation of the target, length scales of condition and target, width of the base) and follows a path of
+falling penalties at each point. It then tries a length scale of its own for each input. The result is not the
+best trial but the mean of all trials by exponential weights of their scores, which is less variable with few
+rows. In many columns, the coordinates that f depends on are found first."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -68,7 +68,8 @@ class Search(SettingsRecord):
     folds, repeats : int
         Folds of the cross-validation, and its repetitions.
     rows, conditional_rows : int
-        Rows that settings are ranked on, at most; under conditions each row costs a partition function of its own.
+        Rows that settings are ranked on, at most; under conditions each row costs a partition function of its
+        own.
     features : Features
         Features of f during the search; the final fit has more.
     penalties : tuple of float
@@ -86,7 +87,8 @@ class Search(SettingsRecord):
     weight : float
         The weight of a trial in the mean is ``exp(weight * rows * (score - best score))``.
     fineness : tuple of float
-        Grids of the target during the search, as shares of the fit's own: one entry per number of coordinates.
+        Grids of the target during the search, as shares of the fit's own: one entry per number of
+        coordinates.
     draws : int
         Importance draws during the search, where there is no grid.
     rounds : int
@@ -129,7 +131,8 @@ class Kernel(SettingsRecord):
     name : str
         One of "gaussian", "laplace", "matern32", "matern52", "inverse_multiquadric".
     lengthscale : float, array of shape (n_targets,) or None
-        Length scale of the target, in units of the standardised data. For p(x), an infinite entry removes a column from f.
+        Length scale of the target, in units of the standardised data. For p(x), an infinite entry removes a
+        column from f.
     condition_lengthscale : float, array of shape (n_features,) or None
         Length scales of the inputs of p(y | x); an infinite one removes an input.
     rkhs_penalty : float or None
@@ -141,9 +144,11 @@ class Kernel(SettingsRecord):
     power : bool or None
         Whether the target of p(y | x) is made less skewed by a Yeo-Johnson transformation.
     space : {"nystrom", "full", "random_features"}
-        Features of f for p(x): kernels at ``n_centres`` training rows, kernels at all rows, or random Fourier features.
+        Features of f for p(x): kernels at ``n_centres`` training rows, kernels at all rows, or random Fourier
+        features.
     n_centres : int or None
-        Number of features, at most; by default 400 for p(x), and 60 features of x, more from 1,200 rows on, for p(y | x).
+        Number of features, at most; by default 400 for p(x), and 60 features of x, more from 1,200 rows on,
+        for p(y | x).
     normaliser : {"auto", "grid", "importance", "smc"}
         How log Z of p(x) is computed.
     search : Search
@@ -192,7 +197,7 @@ class Kernel(SettingsRecord):
             scales = np.asarray(1.0 if getattr(self, name) is None else getattr(self, name), float)
             if scales.shape not in ((), (width,)):
                 raise ValueError(
-                    f"{name} must be positive and of shape () or ({width},), got {shown(getattr(self, name))}."
+                    f"{name} must be positive and of shape () or ({width},), got {shown(scales)}."
                 )
         if self.lengthscale is not None and not np.any(np.isfinite(np.asarray(self.lengthscale, float))):
             raise ValueError(
@@ -289,9 +294,8 @@ class Scaled(NamedTuple):
 class Context(NamedTuple):
     """Inputs of a search besides the rows.
 
-    ``bases`` are given base measures by power transformation. ``most_dims`` is the largest number of coordinates of f, if
-    limited. ``compared`` asks for held-out scores.
-    """
+    ``bases`` are given base measures by power transformation. ``most_dims`` is the largest number of
+    coordinates of f, if limited. ``compared`` asks for held-out scores."""
 
     kernel: Kernel
     splits: Splits
@@ -344,7 +348,8 @@ def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
 
 
 def _coordinates(scaled: dict[bool, Scaled], kind: str, context: Context) -> tuple[int, ...]:
-    """Return the coordinates that f depends on, by a classifier of the data against draws of the first base."""
+    """Return the coordinates that f depends on, by a classifier of the data against draws of the first
+    base."""
     sample = next(iter(scaled.values())).sample
     targets = np.asarray(sample.target)
     everything = tuple(range(targets.shape[1]))
@@ -480,7 +485,8 @@ class _LatticeSearch:
         return settings
 
     def walk(self) -> bool:
-        """Move along each axis in the direction that improves, in long steps first; return whether it finished."""
+        """Move along each axis in the direction that improves, in long steps first; return whether it
+        finished."""
         position, stride = self.start(), 2
         try:
             score = self.visit(position)
@@ -569,7 +575,8 @@ class _LatticeSearch:
         return float(best)
 
     def _folds(self, settings: KernelSettings) -> tuple[Folds, bool]:
-        """Return the cross-validated fits at these length scales, and whether they are new; the best are kept."""
+        """Return the cross-validated fits at these length scales, and whether they are new; the best are
+        kept."""
         place = lambda settings: (settings.power, settings.base_width, *map(tuple, settings.lengthscales))
         wanted, best = place(settings), place(self.best.settings) if self.trials else None
         if wanted in self.folds:

@@ -13,8 +13,8 @@ from kexpfam.model.measures import logsumexp
 
 __all__ = ["CandidateScore", "Stacked", "compare", "compete", "stacking_weights"]
 
-# A candidate is left out if the mean held-out log density falls by less than this (nats) without it. The weight is no
-# criterion: a candidate of small weight can raise the score of a single row by hundreds of nats.
+# A candidate is left out if the mean held-out log density falls by less than this (nats) without it. The
+# weight is no criterion: a candidate of small weight can raise the score of a single row by hundreds of nats.
 SMALLEST_GAIN = 0.003
 # Steps of expectation maximisation.
 EM_STEPS = 500
@@ -55,7 +55,8 @@ def compete(task: Task, candidates: Sequence[Candidate]) -> Stacked:
 
 
 def compare(fitted: dict[str, Fitted], counts: np.ndarray | None = None) -> list[CandidateScore]:
-    """Return the weights of the candidates by the rows that all of them were scored on without having seen them."""
+    """Return the weights of the candidates by the rows that all of them were scored on without having seen
+    them."""
     held_out = {name: one.held_out for name, one in fitted.items() if one.held_out is not None}
     if not held_out:
         return [CandidateScore(name, 1.0, np.nan, np.nan) for name in fitted]
@@ -71,11 +72,11 @@ def compare(fitted: dict[str, Fitted], counts: np.ndarray | None = None) -> list
 
 
 def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    r"""Return the weights that maximise :math:`\sum_i c_i \log \sum_k w_k e^{s_{ik}}` for scores (rows, candidates).
+    r"""Return the weights that maximise :math:`\sum_i c_i \log \sum_k w_k e^{s_{ik}}` for scores (rows,
+    candidates).
 
-    ``counts`` are the weights of the rows. The problem is concave. Candidates that gain less than ``SMALLEST_GAIN`` get
-    weight 0.
-    """
+    ``counts`` are the weights of the rows. The problem is concave. Candidates that gain less than
+    ``SMALLEST_GAIN`` get weight 0."""
     weights, score = _maximised(scores, counts)
     if len(weights) == 1:
         return weights

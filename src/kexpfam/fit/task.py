@@ -1,8 +1,7 @@
 """The protocol of the candidates: a ``Task`` goes in, a ``Fitted`` comes out.
 
-Every candidate is fitted to the same rows in the same units. ``Splits`` decides which rows are held out, once per fit, so
-that the held-out scores of all candidates refer to the same rows.
-"""
+Every candidate is fitted to the same rows in the same units. ``Splits`` decides which rows are held out, once
+per fit, so that the held-out scores of all candidates refer to the same rows."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -68,11 +67,11 @@ class Keys(NamedTuple):
 class Task(NamedTuple):
     """Everything a candidate is fitted to.
 
-    ``values`` are the targets in data units, ``sample`` targets and conditions in model units with their weights. ``numeric``
-    is False if some targets are discrete, half-open or missing. ``support`` holds the lower and upper ends of a box around
-    the targets, shape (2, d) in data units. ``compared`` is False if there is a single candidate, which needs no held-out
-    scores. ``mean_feature`` computes means of features over rows that are not in memory.
-    """
+    ``values`` are the targets in data units, ``sample`` targets and conditions in model units with their
+    weights. ``numeric`` is False if some targets are discrete, half-open or missing. ``support`` holds the
+    lower and upper ends of a box around the targets, shape (2, d) in data units. ``compared`` is False if
+    there is a single candidate, which needs no held-out scores. ``mean_feature`` computes means of features
+    over rows that are not in memory."""
 
     values: Float[np.ndarray, "n d"]
     kinds: tuple[AbstractKind, ...]
@@ -115,7 +114,8 @@ class Fitted(eqx.Module):
     ----------
     density : AbstractDensity
     held_out : array of shape (n,) or None
-        Log density of each row, in data units, under fits that did not see it; NaN for rows in no held-out part.
+        Log density of each row, in data units, under fits that did not see it; NaN for rows in no held-out
+        part.
     status : Status
         How the fit ended.
     facts : dict of float
@@ -145,4 +145,5 @@ class Candidate(abc.ABC):
 
     @abc.abstractmethod
     def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted | None:
-        """Return the fitted candidate, or None if it withdraws; ``earlier`` holds the candidates fitted before it."""
+        """Return the fitted candidate, or None if it withdraws; ``earlier`` holds the candidates fitted
+        before it."""
