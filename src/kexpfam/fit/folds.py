@@ -5,7 +5,8 @@ own Hessian at that point are enough; that Hessian is the common one less the fo
 the Hessian does not depend on the rows, and one factor serves all folds.
 """
 
-import equinox as eqx
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve
@@ -15,43 +16,23 @@ from kexpfam.fit import convex
 from kexpfam.fit.newton import factored
 from kexpfam.fit.problem import Problem
 from kexpfam.model.measures import Nodes
-from kexpfam.settings import check_at_least
 
-
-class FoldSettings(eqx.Module):
-    """How the fits of the folds are found.
-
-    The fits of the folds start at a fit that has seen the fold, and their error is of first order in the
-    fold's score. So ``fold_tolerance`` is smaller than ``tolerance``, that of the common fit.
-    """
-
-    trust: float = 2.0  # longest chord step, in the metric of the curvature
-    chord_steps: int = 10  # at most
-    newton_steps: int = 3  # at most, where the chord steps do not converge
-    tolerance: float = 1e-3
-    fold_tolerance: float = 1e-6
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 0, *self.__dataclass_fields__)
+# Longest chord step in the metric of the curvature, chord steps at most, and Newton steps where they fail.
+TRUST, CHORD_STEPS, NEWTON_STEPS = 2.0, 10, 3
+# Squared decrements of the common fit and of the folds. The fits of the folds start at a fit that has seen
+# the fold, and their error is of first order in the fold's score: their tolerance is smaller.
+TOLERANCE, FOLD_TOLERANCE = 1e-3, 1e-6
 
 
 class Folds:
     """The fits that leave one fold out, each continued from penalty to penalty."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        nodes: Nodes,
-        check: Nodes,
-        left_out: np.ndarray,
-        settings: FoldSettings | None = None,
-    ):
+    def __init__(self, problem: Problem, nodes: Nodes, check: Nodes, left_out: np.ndarray):
         """Prepare the fits; ``left_out`` are masks of rows, (fits, n), and scores use the ``check`` nodes.
 
         On a grid the nodes may be the same. Importance draws must differ: an optimum can place mass between
         its own nodes, which only fresh draws reveal.
         """
-        self.settings = settings or FoldSettings()
         self.all = convex.likelihood(problem, nodes)
         self.check = self.all if check is nodes else convex.likelihood(problem, check)
         conditions = distinct_conditions(problem.sample)
@@ -85,7 +66,7 @@ class Folds:
         for start in range(0, len(weights), size):
             fits = slice(start, start + size)
             part = problem._replace(mean_feature=self.means[fits], shares=self.shares[fits])
-            weights[fits] = chord(part, penalty, weights[fits], factors[fits], self.settings)
+            weights[fits] = chord(part, penalty, weights[fits], factors[fits])
         totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
         for row, out in zip(weights, self.left_out, strict=True):
             members = self.membership[out]
@@ -97,7 +78,7 @@ class Folds:
         return np.where(counts > 0.0, totals / np.maximum(counts, 1.0), np.nan)
 
     def _common(self, penalty: float) -> convex.Optimum:
-        return convex.maximise(self.all, penalty, self.weights, tolerance=self.settings.tolerance)
+        return convex.maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
 
     def _factors(
         self, problem: convex.Likelihood, weights: np.ndarray, penalty: float, factor: tuple
@@ -119,32 +100,25 @@ class Folds:
         return factors
 
 
-def chord(
-    problem: convex.Likelihood,
-    penalty: float,
-    start: np.ndarray,
-    factors: list[tuple],
-    settings: FoldSettings | None = None,
-) -> np.ndarray:
+def chord(problem: convex.Likelihood, penalty: float, start: np.ndarray, factors: list[tuple]) -> np.ndarray:
     """Return the maximisers of several problems, by chord steps with a fixed Hessian each from nearby starts.
 
     The problems are solved side by side until each has converged; Newton's method continues the others.
     """
-    settings = settings or FoldSettings()
     weights, moving, failed = np.array(start), np.arange(len(start)), list[int]()
     only = lambda fits: problem._replace(mean_feature=problem.mean_feature[fits], shares=problem.shares[fits])
     value, masses = convex.objective(problem, penalty, weights)
-    for _ in range(settings.chord_steps):
+    for _ in range(CHORD_STEPS):
         if not len(moving):
             break
         _, slopes = convex.moments(only(moving), penalty, weights[moving], masses.probabilities)
         steps = _solved([factors[k] for k in moving], slopes)
         decrements = np.sum(steps * slopes, axis=1)
-        far = decrements >= settings.fold_tolerance
+        far = decrements >= FOLD_TOLERANCE
         moving, value = moving[far], np.asarray(value)[far]
         if not len(moving):
             break
-        sizes = np.minimum(1.0, settings.trust / np.sqrt(decrements[far]))
+        sizes = np.minimum(1.0, TRUST / np.sqrt(decrements[far]))
         candidates = weights[moving] + sizes[:, None] * steps[far]
         new_value, masses = convex.objective(only(moving), penalty, candidates)
         better = np.asarray(new_value) >= value
@@ -154,9 +128,8 @@ def chord(
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
     for k in (*failed, *moving):
-        part, most = only(k), settings.newton_steps
-        found = convex.maximise(part, penalty, weights[k], tolerance=settings.fold_tolerance, most=most)
-        weights[k] = found.weights
+        options: Any = {"tolerance": FOLD_TOLERANCE, "most": NEWTON_STEPS}
+        weights[k] = convex.maximise(only(k), penalty, weights[k], **options).weights
     return weights
 
 

@@ -92,14 +92,10 @@ def jump(
 
 @eqx.filter_jit
 def tuned_step_size(
-    tilt: Tilt,
-    starts: Float[AnyArray, "b d"],
-    condition: Float[AnyArray, "b p"],
-    key: Key[Array, ""],
-    settings: HMC | None = None,
+    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: Key[Array, ""]
 ) -> Float[Array, ""]:
     """Return the HMC step size with the target acceptance rate, by Robbins-Monro steps on its logarithm."""
-    settings = settings or HMC()
+    settings = HMC()
 
     def body(carry: Any, inputs: Any) -> tuple[Any, None]:
         states, log_size = carry
@@ -121,10 +117,9 @@ def moved(
     condition: Float[AnyArray, "b p"],
     step_size: ScalarLike,
     keys: Key[Array, " n"],
-    settings: HMC | None = None,
 ) -> Float[Array, "b d"]:
     """Return the positions after one transition per key."""
-    step = lambda states, key: (hmc_step(tilt, states, condition, step_size, key, settings)[0], None)
+    step = lambda states, key: (hmc_step(tilt, states, condition, step_size, key)[0], None)
     return jax.lax.scan(step, hmc_start(tilt, starts, condition), keys)[0].position
 
 
@@ -194,21 +189,13 @@ def refine(
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
 
 
-def refined(
-    tilt: Tilt,
-    sampler: Sampler,
-    count: int,
-    steps: int,
-    *,
-    settings: Integration | None = None,
-    key: Key[Array, ""],
-) -> np.ndarray:
+def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
     """Return draws of a tilted density without conditions, in model units.
 
     Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
     start at draws of the sampler. Then ``steps`` transitions of tuned HMC leave the density invariant.
     """
-    settings, nothing = settings or Integration(), np.zeros((count, 0))
+    settings, nothing = Integration(), np.zeros((count, 0))
     nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
     candidates = settings.candidates_per_draw * count
     nodes = importance_nodes(tilt.base, sampler.reference, candidates, key=nodes_key)
@@ -221,19 +208,13 @@ def refined(
 
 
 def refined_each(
-    tilt: Tilt,
-    sampler: Sampler,
-    condition: np.ndarray,
-    steps: int,
-    *,
-    settings: Integration | None = None,
-    key: Key[Array, ""],
+    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]
 ) -> np.ndarray:
     """Return one draw of the tilted density under each condition, in model units.
 
     Each chain starts at a draw of the sampler, chosen among a few by weight, and is moved by tuned HMC.
     """
-    candidates = (settings or Integration()).candidates_per_condition
+    candidates = Integration().candidates_per_condition
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
     repeated = np.repeat(condition, candidates, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
@@ -250,13 +231,11 @@ def walked(
     steps: int,
     tune_key: Key[Array, ""],
     move_key: Key[Array, ""],
-    settings: HMC | None = None,
 ) -> np.ndarray:
     """Return the positions of chains after ``steps`` transitions of tuned HMC, each under its condition."""
     if steps == 0:
         return starts
-    settings = settings or HMC()
-    rows = np.linspace(0, len(starts) - 1, min(settings.tuning_chains, len(starts))).astype(int)
+    rows = np.linspace(0, len(starts) - 1, min(HMC().tuning_chains, len(starts))).astype(int)
     with double_precision():
-        step_size = tuned_step_size(tilt, starts[rows], condition[rows], tune_key, settings)
-        return np.asarray(moved(tilt, starts, condition, step_size, jr.split(move_key, steps), settings))
+        step_size = tuned_step_size(tilt, starts[rows], condition[rows], tune_key)
+        return np.asarray(moved(tilt, starts, condition, step_size, jr.split(move_key, steps)))
