@@ -65,6 +65,5 @@ class GaussianMixtureDensity(DensityEstimator):
         meaning = f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable."
         text, level = f"{len(shares)}, smallest share {shares.min():.2%}", "fair" if few else "good"
         components = Measurement("components", len(shares), label="components", text=text)
-        return Diagnosis(
-            [components, Measurement("smallest_share", float(shares.min()), None, level, meaning)]
-        )
+        smallest = Measurement("smallest_share", float(shares.min()), None, level, meaning)
+        return Diagnosis([components, smallest])

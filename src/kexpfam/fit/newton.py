@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
+NOT_FINITE = "the scale of the data or the settings exceed double precision."
+
 
 class Ascent(NamedTuple):
     """The final point, its value and state of evaluation, the squared Newton decrement and the curvature.
@@ -43,9 +45,7 @@ def climb(
     for iteration in range(most + 1):
         step, decrement, curvature = direction(point, state)
         if not np.isfinite(decrement):
-            raise FloatingPointError(
-                "a Newton step is not finite: the scale of the data or the settings exceed double precision."
-            )
+            raise FloatingPointError(f"a Newton step is not finite: {NOT_FINITE}")
         if decrement <= tolerance or iteration == most:
             break
         size = 1.0
@@ -73,6 +73,4 @@ def factored(hessian: np.ndarray, *, most_tries: int = 40) -> tuple:
         except np.linalg.LinAlgError:
             hessian.flat[:: len(hessian) + 1] += jitter
             jitter *= 10.0
-    raise FloatingPointError(
-        "the Hessian is not finite: the scale of the data or the settings exceed double precision."
-    )
+    raise FloatingPointError(f"the Hessian is not finite: {NOT_FINITE}")

@@ -271,9 +271,8 @@ class DoublyDual(eqx.Module):
         nu_key, transport_key, *wave_keys = jr.split(key, 4)
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
-        depth, waves = self.nu_depth, self._drawn_waves(problem, wave_keys[0])
-        nu_shape: dict[str, Any] = shape | {"depth": depth, "waves": waves, "zero_initialised": True}
-        nu = Network.draw(dim + condition_dim, "scalar", key=nu_key, **nu_shape)
+        nu_shape = shape | {"depth": self.nu_depth, "waves": self._drawn_waves(problem, wave_keys[0])}
+        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **nu_shape)
         shape |= {"depth": self.transport_depth, "key": transport_key}
         transport: AbstractTransport
         if problem.anchored:
@@ -283,14 +282,9 @@ class DoublyDual(eqx.Module):
             # Noise of another width has no length scales, and so no waves.
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
             transport = Free.draw(noise_dim, dim, condition_dim, waves=None, **shape)
-        return SaddleState(
-            point=SaddlePoint(f_weights, nu, transport),
-            averaged=transport,
-            nu_moments=moments_of(nu, self._optimiser),
-            transport_moments=moments_of(transport, self._optimiser),
-            metric=Metric.start(f_weights.size if self.natural else 0),
-            step=jnp.array(0),
-        )
+        moments = [moments_of(network, self._optimiser) for network in (nu, transport)]
+        metric = Metric.start(f_weights.size if self.natural else 0)
+        return SaddleState(SaddlePoint(f_weights, nu, transport), transport, *moments, metric, jnp.array(0))
 
     def _drawn_waves(self, problem: SaddleProblem, key: Key[Array, ""]) -> Layer | None:
         """Return random sinusoids of points and conditions, at ``octaves`` of f's own frequencies."""

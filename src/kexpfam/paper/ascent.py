@@ -187,8 +187,8 @@ class LikelihoodAscent(Solver):
         ascent, posed = self.ascent or self.default_ascent(), AscentProblem.of(problem)
         state = ascent.init(posed, jnp.zeros(problem.space.size), key=init_key)
         # Numbers of steps that are multiples of the chunk need one compiled program.
-        options: Any = {"steps": self.steps, "stage": "likelihood", "chunk": 8, **watchers}
-        outcome = run(posed, ascent, state, key=run_key, **options)
+        options: Any = {"stage": "likelihood", "chunk": 8, **watchers}
+        outcome = run(posed, ascent, state, steps=self.steps, key=run_key, **options)
         tilt = problem.tilt(ascent.answer(outcome.state).f_weights)
         nodes = problem.nodes(key=nodes_key)
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)

@@ -254,19 +254,13 @@ class FunctionalSolver(SaddleSolver):
         return self.ascent or (FunctionalAscent() if self.warm_start else FunctionalAscent.cold())
 
     def players(
-        self,
-        posed: SaddleProblem,
-        f: Any,
-        nu: Any,
-        *,
-        keys: tuple[Key[Array, ""], Key[Array, ""]],
-        **watchers: Unpack[Watchers],
+        self, posed: SaddleProblem, f: Any, nu: Any, *keys: Key[Array, ""], **watchers: Unpack[Watchers]
     ) -> tuple[SaddlePoint, Run]:
         """Return the players at the end of all steps from f and nu, and the run."""
         ascent, (init_key, run_key) = self.used_ascent, keys
         state = ascent.init(posed, f, SpaceFunction(posed.space, nu), key=init_key)
-        options: Any = {"steps": self.step_count, "stage": "saddle point", **watchers}
-        outcome = run(posed, ascent, state, key=run_key, **options)
+        stage, steps = "saddle point", self.step_count
+        outcome = run(posed, ascent, state, steps=steps, stage=stage, key=run_key, **watchers)
         return ascent.answer(outcome.state), outcome
 
 
@@ -308,7 +302,7 @@ class FunctionalGradient(FunctionalSolver):
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
         f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
         posed = saddle_problem(problem, reference, space)
-        answer, outcome = self.players(posed, f, nu, keys=(init_key, run_key), **watchers)
+        answer, outcome = self.players(posed, f, nu, init_key, run_key, **watchers)
         found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
         solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
         return solution._replace(facts=solution.facts | {"projection_error": error})
@@ -351,7 +345,7 @@ class RandomFeatureGradient(FunctionalSolver):
         problem = problem.within(FeatureSpace(problem.space.condition, span))
         weights, reference = self.start(problem, key=start_key)
         posed, nu = saddle_problem(problem, reference, problem.space), jnp.zeros_like(weights)
-        answer, outcome = self.players(posed, weights, nu, keys=(init_key, run_key), **watchers)
+        answer, outcome = self.players(posed, weights, nu, init_key, run_key, **watchers)
         return self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
 
 

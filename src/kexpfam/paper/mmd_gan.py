@@ -9,7 +9,7 @@ discrepancy of *distinct* data points: with the diagonal of the data's Gram matr
 shrink to zero. The density is that of f in the space of the learned kernel, on the problem's centres.
 """
 
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -152,8 +152,7 @@ class MMDGAN(DualSolver):
         kernel = self._kernel(span.kernel, problem.sample.target.shape[1], key=kernel_key)
         state = self.init(Players(self.initial_dual(problem, key=start_key), kernel))
         posed = saddle_problem(problem, problem.base, problem.space)
-        options: Any = {"steps": self.steps, "stage": "saddle point", **watchers}
-        outcome = run(posed, self, state, key=run_key, **options)
+        outcome = run(posed, self, state, steps=self.steps, stage="saddle point", key=run_key, **watchers)
         players = outcome.state.averaged
         if self._learns:
             problem = problem.within(FeatureSpace(Constant(), KernelSpan.build(players.kernel, span.centres)))

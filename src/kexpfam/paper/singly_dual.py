@@ -189,8 +189,7 @@ class SinglyDual(DualSolver):
         fixed = saddle_problem(problem, problem.base, problem.space)
         posed = SinglyDualProblem(fixed, jnp.asarray(data_features), metric)
         state = self.init(SinglyDualPlayers(jnp.zeros(problem.space.size), dual))
-        options: Any = {"steps": self.steps, "stage": "saddle point", **watchers}
-        outcome = run(posed, self, state, key=run_key, **options)
+        outcome = run(posed, self, state, steps=self.steps, stage="saddle point", key=run_key, **watchers)
         players = outcome.state.averaged
         dual = players.dual.following(problem.tilt(players.f_weights))
         return self.finish(problem, players.f_weights, dual, outcome, key=end_key)
