@@ -31,8 +31,9 @@ class Splits(NamedTuple):
 
     @staticmethod
     def draw(rows: int, *, parts: int, share: float, seed: int) -> "Splits":
-        """Return ``parts`` random disjoint parts, each with this share of the rows."""
+        """Return ``parts`` random disjoint parts, fewer if there are fewer rows, each with this share of the rows."""
         size = max(1, int(share * rows))
+        parts = min(parts, rows // size)
         order = np.random.default_rng(seed).permutation(rows)
         return Splits(rows, order[: parts * size].reshape(parts, size))
 

@@ -302,7 +302,8 @@ def spread_rows(rows: np.ndarray, most: int, *, seed: int) -> np.ndarray:
         return np.arange(len(rows))
     from sklearn.cluster import kmeans_plusplus  # slow to import
 
-    return np.sort(kmeans_plusplus(rows, most, random_state=seed)[1])
+    # Rounded, so that the last digits of a scaling do not change the choice.
+    return np.sort(kmeans_plusplus(np.round(rows, 9), most, random_state=seed)[1])
 
 
 def _outer_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
