@@ -13,7 +13,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
 from kexpfam.baselines import mixture_density
-from kexpfam.baselines.conditional_mixtures import (
+from kexpfam.baselines.grid_search import deal
+from kexpfam.baselines.kernel_density import (
     BACKGROUND_WIDTH,
     ConditionalKernelDensity,
     LeastSquaresConditional,
@@ -21,9 +22,9 @@ from kexpfam.baselines.conditional_mixtures import (
     ratio_moments,
     ratio_weights,
 )
-from kexpfam.baselines.grid_search import deal
 from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
 from kexpfam.data.columns import TiesWarning
+from kexpfam.integrate.nodes import choose_each
 
 ROWS = 60
 KINDS = {
@@ -400,4 +401,4 @@ def test_the_callers_jax_is_left_as_it_was(models, data):
 def test_components_are_chosen_by_their_masses():
     masses = np.array([[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]])
     uniforms = np.array([[0.0, 0.2499, 0.25, 0.9999], [0.0, 0.3, 0.6, 0.9999]])
-    np.testing.assert_array_equal(mixture_density._choose(masses, uniforms), [[0, 0, 2, 2], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(choose_each(masses, uniforms), [[0, 0, 2, 2], [1, 1, 1, 1]])

@@ -10,15 +10,15 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import kexpfam
-from kexpfam.baselines.conditional_score_matching import ConditionalScoreMatching, fold_losses
 from kexpfam.baselines.derivatives import (
     base_scores,
     derivative_gram,
     fitted_losses,
-    folds_of,
     full_weights,
     product_gram,
 )
+from kexpfam.baselines.score_matching import ConditionalScoreMatching
+from kexpfam.baselines.score_search import folds_of, row_losses
 from kexpfam.data.columns import TiesWarning
 from kexpfam.data.sample import Sample
 from kexpfam.model import kernels
@@ -115,7 +115,7 @@ def test_the_losses_of_folds_are_fits_without_them(small):
     sample, base, scores = small
     penalties, folds = np.array([1.0, PENALTY]), folds_of(sample.target, 4, seed=0)
     blocks = product_gram(KERNEL, CONDITION_KERNEL, sample, sample)
-    table = fold_losses(blocks, scores, folds, penalties)
+    table = row_losses(blocks, scores, folds, penalties)
     for place, penalty in enumerate(penalties):
         model = ConditionalScoreMatching(
             condition_lengthscale=CONDITION_KERNEL.lengthscale,

@@ -18,17 +18,12 @@ from kexpfam.baselines.derivatives import (
     base_scores,
     derivative_gram,
     fitted_losses,
-    folds_of,
     full_path,
     full_weights,
-    one_standard_error,
     value_derivatives,
 )
-from kexpfam.baselines.score_matching import (
-    SCORE_BASES,
-    ScoreMatchingExpFamily,
-    fold_losses,
-)
+from kexpfam.baselines.score_matching import SCORE_BASES, ScoreMatchingExpFamily
+from kexpfam.baselines.score_search import fold_losses, folds_of, one_standard_error
 from kexpfam.data.sample import Sample
 from kexpfam.datasets import rings, two_moons
 from kexpfam.judge.metrics import mmd_squared

@@ -17,29 +17,11 @@ import scipy.linalg
 from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, Sample
-from kexpfam.data.weights import effective_rows, weighted_mean, weighted_variance
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import EIGENVALUE_FLOOR, AbstractSpan, KernelSpan
-
-__all__ = [
-    "Basis",
-    "DerivativeSpan",
-    "Quadratic",
-    "ValueSpan",
-    "base_scores",
-    "derivative_gram",
-    "fitted_losses",
-    "folds_of",
-    "full_path",
-    "full_weights",
-    "losses",
-    "one_standard_error",
-    "product_gram",
-    "value_derivatives",
-]
 
 # Numbers in one chunk of a Gram matrix of derivatives.
 CHUNK_NUMBERS = 8_000_000
@@ -284,46 +266,16 @@ class Basis(NamedTuple):
         """Return the derivatives and the Laplacian of each function of the span, at each point."""
         if isinstance(self.span, KernelSpan):
             return value_derivatives(self.kernel, points, self.span.centres)
-        return derivative_gram(self.kernel, points, self.span.centres).reshape(
-            len(points), points.shape[1] + 1, -1
-        )
+        blocks = derivative_gram(self.kernel, points, self.span.centres)
+        return blocks.reshape(*blocks.shape[:2], -1)
 
 
 def value_derivatives(
     kernel: Gaussian, points: np.ndarray, centres: np.ndarray
 ) -> Float[np.ndarray, "n a m"]:
     r"""Return :math:`A_a k(x_i, z_m)`; by symmetry, the functions of ``DerivativeSpan`` with centres x_i."""
-    return (
-        DerivativeSpan(kernel, points)
-        .features(centres)
-        .reshape(len(centres), len(points), -1)
-        .transpose(1, 2, 0)
-    )
-
-
-def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
-    """Return masks that leave out each fold; equal rows share a fold.
-
-    A spike on a repeated value makes the loss as low as one likes, and must not be rewarded by finding itself
-    held out.
-    """
-    distinct, membership = np.unique(rows, axis=0, return_inverse=True)
-    folds = np.random.default_rng(seed).permutation(len(distinct)) % min(count, len(distinct))
-    of_row = folds[membership.ravel()]
-    return [of_row == fold for fold in range(folds.max() + 1)]
-
-
-def one_standard_error(table: Float[np.ndarray, "u q"], weight: np.ndarray | None = None) -> int:
-    """Return the first column whose mean loss is within one standard error of the smallest, like all between.
-
-    Rows are folds or data, and columns are ordered from cautious to bold (falling penalties, rising length
-    scales). Held-out losses are dominated by few rows, and their minimum by luck.
-    """
-    best = int(np.argmin(weighted_mean(table, weight)))
-    excess = table - table[:, [best]]
-    errors = np.sqrt(weighted_variance(excess, weight)) / np.sqrt(effective_rows(weight, len(table)))
-    within = weighted_mean(excess, weight) <= errors
-    return best - int(np.argmin(np.append(within[:best][::-1], False)))
+    found = DerivativeSpan(kernel, points).features(centres)
+    return found.reshape(len(centres), len(points), -1).transpose(1, 2, 0)
 
 
 @_compiled

@@ -1,5 +1,6 @@
 """Neural spline flow, through the package flowjax."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -19,13 +20,11 @@ from kexpfam.jax_settings import single_precision
 from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import AbstractMeasure
+from kexpfam.paper.duals import spline_flow
 from kexpfam.progress import Listener
-
-__all__ = ["FlowLaw", "FlowLosses", "FlowShape", "SplineFlow"]
 
 # The splines are the identity beyond this many standard deviations.
 SPLINE_INTERVAL = 5.0
-MISSING = 'SplineFlow needs the package flowjax: pip install "kexpfam[flows]".'
 
 
 class FlowShape(NamedTuple):
@@ -63,6 +62,7 @@ class FlowLaw(AbstractMeasure):
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), self.arrays), rest)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SplineFlow(DensityEstimator):
     r"""Neural spline flow: masked autoregressive rational-quadratic splines (Durkan et al. 2019).
 
@@ -95,28 +95,15 @@ class SplineFlow(DensityEstimator):
 
     _stored = ("density_", "_training", "training_")
 
-    def __init__(
-        self,
-        *,
-        n_layers: int = 4,
-        n_knots: int = 12,
-        width: int = 32,
-        learning_rate: float = 5e-3,
-        batch_size: int = 64,
-        max_epochs: int = 300,
-        patience: int = 30,
-        validation_share: float = 0.15,
-        random_state: Seed = None,
-    ) -> None:
-        self.n_layers = n_layers
-        self.n_knots = n_knots
-        self.width = width
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.patience = patience
-        self.validation_share = validation_share
-        self.random_state = random_state
+    n_layers: int = 4
+    n_knots: int = 12
+    width: int = 32
+    learning_rate: float = 5e-3
+    batch_size: int = 64
+    max_epochs: int = 300
+    patience: int = 30
+    validation_share: float = 0.15
+    random_state: Seed = None
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         for name in ("n_layers", "n_knots", "width", "batch_size", "max_epochs", "patience"):
@@ -142,9 +129,12 @@ class SplineFlow(DensityEstimator):
         if self._weight is not None:
             data.append(jnp.asarray(self._weight / self._weight.mean(), jnp.float32))
         with single_precision():
-            flow, losses = _flowjax().train.fit_to_data(
+            new = _new_flow(shape, make_key)
+            from flowjax.train import fit_to_data  # slow to import
+
+            flow, losses = fit_to_data(
                 train_key,
-                _new_flow(shape, make_key),
+                new,
                 tuple(data),
                 loss_fn=None if self._weight is None else _weighted_loss,
                 learning_rate=self.learning_rate,
@@ -176,28 +166,8 @@ class SplineFlow(DensityEstimator):
         return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
 
 
-def _flowjax() -> Any:
-    """Return flowjax; the import is slow and the package optional."""
-    try:
-        import flowjax
-        import flowjax.bijections
-        import flowjax.distributions
-        import flowjax.flows
-        import flowjax.train
-    except ImportError:
-        raise ImportError(MISSING) from None
-    return flowjax
-
-
 def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
-    library = _flowjax()
-    return library.flows.masked_autoregressive_flow(
-        key,
-        base_dist=library.distributions.Normal(jnp.zeros(shape.dims)),
-        transformer=library.bijections.RationalQuadraticSpline(knots=shape.knots, interval=SPLINE_INTERVAL),
-        flow_layers=shape.layers,
-        nn_width=shape.width,
-    )
+    return spline_flow(*shape, SPLINE_INTERVAL, invert=True, key=key)
 
 
 def _weighted_loss(

@@ -1,5 +1,6 @@
 """Gaussian mixture by expectation maximisation; its size and covariance type are chosen on held-out rows."""
 
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -16,9 +17,8 @@ from kexpfam.judge.diagnosis import Diagnosis, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.progress import Listener
 
-__all__ = ["GaussianMixtureDensity"]
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class GaussianMixtureDensity(DensityEstimator):
     r"""Density :math:`p(x) = \sum_k w_k N(x; m_k, C_k)` of the standardised data, by EM.
 
@@ -46,8 +46,7 @@ class GaussianMixtureDensity(DensityEstimator):
 
     _stored = ("density_", "_training")
 
-    def __init__(self, *, random_state: Seed = None) -> None:
-        self.random_state = random_state
+    random_state: Seed = None
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         check_columns(X, self._names)
@@ -66,6 +65,5 @@ class GaussianMixtureDensity(DensityEstimator):
         meaning = f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable."
         text, level = f"{len(shares)}, smallest share {shares.min():.2%}", "fair" if few else "good"
         components = Measurement("components", len(shares), label="components", text=text)
-        return Diagnosis(
-            [components, Measurement("smallest_share", float(shares.min()), None, level, meaning)]
-        )
+        smallest = Measurement("smallest_share", float(shares.min()), None, level, meaning)
+        return Diagnosis([components, smallest])

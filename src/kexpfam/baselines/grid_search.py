@@ -7,8 +7,6 @@ import numpy as np
 from kexpfam.estimators.messages import shown
 from kexpfam.judge.diagnosis import Measurement
 
-__all__ = ["GridSearch", "deal", "grid_of"]
-
 
 class GridSearch(NamedTuple):
     """Settings and their held-out losses; ``losses[i, j]`` belongs to ``grids[0][i]`` and ``grids[1][j]``."""

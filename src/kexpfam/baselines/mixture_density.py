@@ -15,21 +15,9 @@ from scipy.special import ndtr, ndtri
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
-from kexpfam.integrate.nodes import seed_from
+from kexpfam.integrate.nodes import choose_each, seed_from
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
-
-__all__ = [
-    "AbstractWeights",
-    "KernelWeights",
-    "MixtureDensity",
-    "NeighbourWeights",
-    "chunks",
-    "log_volume",
-    "safe_log",
-    "squared_distances",
-    "standardised",
-]
 
 # Numbers in one block of a matrix of rows and centres.
 CHUNK_NUMBERS = 4_000_000
@@ -49,6 +37,11 @@ def chunks(count: int, numbers_per_row: int) -> list[slice]:
     """Return slices that cover ``count`` rows, each with at most ``CHUNK_NUMBERS`` numbers."""
     size = max(1, CHUNK_NUMBERS // max(numbers_per_row, 1))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def counts_of(weight: np.ndarray | None, rows: int) -> np.ndarray:
+    """Return the weights of the rows; ones for None."""
+    return np.ones(rows) if weight is None else weight
 
 
 def safe_log(values: float | np.ndarray) -> AnyArray:
@@ -139,7 +132,7 @@ class MixtureDensity(AbstractDensity):
     ) -> "MixtureDensity":
         """Return the mixture with fixed weights, proportional to ``heights``; equal ones for None."""
         empty = np.zeros((len(centres), 0))
-        weights = KernelWeights(empty, np.ones(len(centres)) if heights is None else heights, 1.0)
+        weights = KernelWeights(empty, counts_of(heights, len(centres)), 1.0)
         mixture = (weights, centres, width, background, background_width)
         return cls(*mixture, scaling, Scaling.plain(empty), np.zeros(0, bool))
 
@@ -205,7 +198,7 @@ class MixtureDensity(AbstractDensity):
         rng, (centres, widths) = np.random.default_rng(seed_from(key)), self._components()
         parts = []
         for _, log_weights in self._log_weights(X):
-            chosen = _choose(np.exp(log_weights), rng.uniform(size=(len(log_weights), count)))
+            chosen = choose_each(np.exp(log_weights), rng.uniform(size=(len(log_weights), count)))
             noise = rng.normal(size=(*chosen.shape, centres.shape[1]))
             parts.append(centres[chosen] + widths[chosen, None] * noise)
         draws = np.concatenate(parts)
@@ -277,13 +270,3 @@ def _mean_distance(shift: np.ndarray, width: np.ndarray) -> np.ndarray:
     """Return ``E|shift + width N(0, 1)|``."""
     ratio = shift / width
     return 2.0 * width * np.exp(-0.5 * ratio**2) / np.sqrt(2.0 * np.pi) + shift * (2.0 * ndtr(ratio) - 1.0)
-
-
-def _choose(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return one component for each number in [0, 1), by the masses of its row."""
-    levels = np.cumsum(masses, axis=1)
-    levels /= levels[:, -1:]
-    offsets = np.arange(len(masses))[:, None]
-    # The levels of row i lie in (i, i + 1], so that one sorted list serves all rows.
-    places = np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right")
-    return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)

@@ -1,30 +1,33 @@
 """The kernel exponential family by score matching: a linear system instead of a normaliser, draws by HMC."""
 
-import functools
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
-import equinox as eqx
 import jax.random as jr
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
-from threadpoolctl import threadpool_limits
 
 from kexpfam.baselines.derivatives import (
     Basis,
     DerivativeSpan,
-    Quadratic,
+    ValueSpan,
     base_scores,
     fitted_losses,
-    folds_of,
     full_weights,
-    one_standard_error,
 )
-from kexpfam.data.columns import check_columns
+from kexpfam.baselines.score_search import (
+    ScoreSearch,
+    ScoreSelection,
+    WalkSearch,
+    grid_selection,
+    walk_selection,
+)
+from kexpfam.data.columns import check_columns, check_targets
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.tables import numbered
-from kexpfam.data.weights import standard_error, weighted_mean
+from kexpfam.data.weights import weighted_mean
 from kexpfam.estimators.base import (
     Seed,
     check_scale,
@@ -35,93 +38,27 @@ from kexpfam.estimators.base import (
     warn_of_uncertain_normaliser,
     whole,
 )
+from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
+from kexpfam.fit.convex import best_sampler
+from kexpfam.fit.distil import Distillation
 from kexpfam.fit.mixture import best_mixture
-from kexpfam.fit.problem import Solution, Status
+from kexpfam.fit.problem import Problem, Solution, Status
 from kexpfam.integrate.nodes import Integration, seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
-from kexpfam.judge.measure import measure_log_partition, measure_status, sampler_fit
+from kexpfam.judge.measure import diagnose, measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
 from kexpfam.model.density import Inputs, Sampler, Tilt, TiltedDensity
-from kexpfam.model.kernels import Gaussian, median_distance
+from kexpfam.model.kernels import Gaussian
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import Identity
 from kexpfam.model.spaces import Constant, FeatureSpace, spread_rows
-from kexpfam.progress import Listener, Report
-
-__all__ = [
-    "ScoreMatchingExpFamily",
-    "ScoreSearch",
-    "ScoreSelection",
-    "ScoreSettings",
-    "ScoreTrial",
-]
+from kexpfam.progress import Listener
 
 VARIANTS = ("nystrom", "full", "lite")
 # Score matching needs a base whose density vanishes at infinity.
 SCORE_BASES = ("gaussian", "mixture")
-
-
-class ScoreSearch(eqx.Module):
-    """Settings of the search for length scale and penalty.
-
-    Parameters
-    ----------
-    folds : int
-        Folds of the cross-validation.
-    lengthscales : tuple of float
-        Candidates, in units of the median distance.
-    penalties : tuple of float
-        Candidates, from large to small.
-    functions : int
-        Functions in the basis while candidates are compared.
-    """
-
-    folds: int = 5
-    lengthscales: tuple[float, ...] = tuple(2.0 ** np.arange(-4.5, 1.1, 0.5))
-    penalties: tuple[float, ...] = tuple(10.0 ** np.arange(1.0, -9.1, -0.5))
-    functions: int = 500
-
-
-class ScoreSettings(NamedTuple):
-    """Length scales in model units, and the penalty."""
-
-    condition_lengthscale: np.ndarray
-    lengthscale: np.ndarray
-    rkhs_penalty: float
-
-
-class ScoreTrial(NamedTuple):
-    """Candidate settings with their cross-validated score-matching loss and its standard error."""
-
-    condition_lengthscale: tuple[float, ...]
-    lengthscale: float
-    rkhs_penalty: float
-    loss: float
-    standard_error: float
-
-
-class ScoreSelection(eqx.Module):
-    """The settings, their trial (None if the caller gave all settings), and all trials."""
-
-    settings: ScoreSettings
-    chosen: ScoreTrial | None
-    trials: list[ScoreTrial]
-
-
-def trials_of(
-    condition_lengthscale: np.ndarray,
-    lengthscale: float,
-    penalties: np.ndarray,
-    table: np.ndarray,
-    weight: np.ndarray | None = None,
-) -> list[ScoreTrial]:
-    """Return one trial per penalty from a table of losses, (folds or rows, penalties)."""
-    scales = tuple(map(float, condition_lengthscale))
-    errors = [standard_error(column, weight) for column in table.T]
-    numbers = zip(penalties.tolist(), weighted_mean(table, weight).tolist(), errors, strict=True)
-    return [ScoreTrial(scales, float(lengthscale), *row) for row in numbers]
 
 
 def check_equations(rows: int, columns: int, most: Any, advice: str) -> None:
@@ -139,11 +76,13 @@ def score_base(
     """Return the given base, the mixture, or a normal ``width`` times as wide as the targets."""
     if isinstance(given, AbstractMeasure):
         return given
+    one_of("base", given, SCORE_BASES)
     if given == "mixture":
         return mixture
     return measures.Gaussian.fitted(np.asarray(sample.target), width=width, weight=sample.weight)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ScoreMatchingExpFamily(DensityEstimator):
     r"""Density :math:`p(x) = p_0(x) \exp(f(x) - A(f))` with f in a Gaussian RKHS, by score matching.
 
@@ -208,34 +147,18 @@ class ScoreMatchingExpFamily(DensityEstimator):
 
     _stored = ("density_", "_training", "solution_", "selection_")
 
-    def __init__(
-        self,
-        *,
-        variant: str = "nystrom",
-        lengthscale: ArrayLike | None = None,
-        rkhs_penalty: float | None = None,
-        n_centres: int | None = None,
-        base: str | AbstractMeasure = "mixture",
-        normaliser: str = "auto",
-        search: ScoreSearch | None = None,
-        max_functions: int = 1000,
-        max_equations: int = 6000,
-        chain_steps: int = 10,
-        random_state: Seed = None,
-        progress: bool | Listener = False,
-    ) -> None:
-        self.variant = variant
-        self.lengthscale = lengthscale
-        self.rkhs_penalty = rkhs_penalty
-        self.n_centres = n_centres
-        self.base = base
-        self.normaliser = normaliser
-        self.search = search
-        self.max_functions = max_functions
-        self.max_equations = max_equations
-        self.chain_steps = chain_steps
-        self.random_state = random_state
-        self.progress = progress
+    variant: str = "nystrom"
+    lengthscale: ArrayLike | None = None
+    rkhs_penalty: float | None = None
+    n_centres: int | None = None
+    base: str | AbstractMeasure = "mixture"
+    normaliser: str = "auto"
+    search: ScoreSearch | None = None
+    max_functions: int = 1000
+    max_equations: int = 6000
+    chain_steps: int = 10
+    random_state: Seed = None
+    progress: bool | Listener = False
 
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         self._check_settings(*X.shape)
@@ -284,30 +207,25 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
         """Return the diagnosis of the fit; it prints as a short report with a verdict."""
         check_is_fitted(self, "density_")
-
         density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
-        key = key_from(random_state)
-        fit = sampler_fit(
-            density, self._training, settings.draws, settings=settings, weight=self._weight, key=key
-        )
-        loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), self._weight))
+        weight, key = self._weight, key_from(random_state)
+        fit = sampler_fit(density, self._training, settings.draws, settings=settings, weight=weight, key=key)
+        loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
         level, meaning = "good", "Chains start near the density."
         if fit.share < Integration().resampling_share:
             level = "poor"
             meaning = "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty."
         text, share = f"{loss:.4f} in training, {held_out}", f"{fit.share:.0%}"
+        starts = (fit.share, None, level, meaning, "effective share of starts", share)
         # f is exact and draws are refined: no level depends on the sampler.
-        return Diagnosis(
-            [
-                measure_status(self.solution_.status, label=""),
-                Measurement("loss", loss, label="score-matching loss", text=text),
-                measure_log_partition(density.log_partition),
-                Measurement(
-                    "effective_share", fit.share, None, level, meaning, "effective share of starts", share
-                ),
-            ]
-        )
+        measured = [
+            measure_status(self.solution_.status, label=""),
+            Measurement("loss", loss, label="score-matching loss", text=text),
+            measure_log_partition(density.log_partition),
+            Measurement("effective_share", *starts),
+        ]
+        return Diagnosis(measured)
 
     @property
     def _sample(self) -> Sample:
@@ -316,8 +234,6 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def _check_settings(self, rows: int, width: int) -> None:
         one_of("variant", self.variant, VARIANTS)
         one_of("normaliser", self.normaliser, METHODS)
-        if not isinstance(self.base, AbstractMeasure):
-            one_of("base", self.base, SCORE_BASES)
         check_scale("lengthscale", self.lengthscale, (), (width,))
         check_scale("rkhs_penalty", self.rkhs_penalty, ())
         if self.n_centres is not None:
@@ -351,40 +267,149 @@ class ScoreMatchingExpFamily(DensityEstimator):
     def _select(
         self, points: np.ndarray, base: AbstractMeasure, seed: int, listener: Listener | None
     ) -> ScoreSelection:
-        width, nothing, search = points.shape[1], np.zeros(0), self.search or ScoreSearch()
-        shape = np.ones(width) * (1.0 if self.lengthscale is None else np.asarray(self.lengthscale, float))
-        if self.lengthscale is not None and self.rkhs_penalty is not None:
-            return ScoreSelection(ScoreSettings(nothing, shape, float(self.rkhs_penalty)), None, [])
-        scales = np.array(search.lengthscales) * median_distance(points)
-        factors = scales if self.lengthscale is None else np.ones(1)
-        penalties = np.array(search.penalties if self.rkhs_penalty is None else [float(self.rkhs_penalty)])
-        sample, scores = self._sample, base_scores(base, points)
-        folds = folds_of(points, search.folds, seed=seed)
-        tables, paths = [], []
-        # One BLAS thread: the matrices are too small for several.
-        with threadpool_limits(limits=1, user_api="blas"):
-            for step, factor in enumerate(factors):
-                basis = self._basis(points, factor * shape, self._centres(width, search.functions), seed)
-                tables.append(fold_losses(basis, sample, scores, folds, penalties))
-                paths.append(trials_of(nothing, factor * shape.min(), penalties, tables[-1]))
-                if listener is not None:
-                    smallest = min(trial.loss for path in paths for trial in path)
-                    listener(Report("selection", step + 1, len(factors), {"score": -smallest}))
-        places = [one_standard_error(table) for table in tables]
-        # The loss hardly depends on f away from the data; of equivalent scales the shortest makes f smallest
-        # there.
-        columns = [table[:, place] for table, place in zip(tables, places, strict=True)]
-        best = one_standard_error(np.stack(columns, 1))
-        chosen = paths[best][places[best]]
-        settings = ScoreSettings(nothing, factors[best] * shape, chosen.rkhs_penalty)
-        return ScoreSelection(settings, chosen, [trial for path in paths for trial in path])
+        width, search = points.shape[1], self.search or ScoreSearch()
+        count = self._centres(width, search.functions)
+        basis = lambda lengthscale: self._basis(points, lengthscale, count, seed)
+        given = (self.lengthscale, self.rkhs_penalty)
+        return grid_selection(basis, self._sample, base_scores(base, points), *given, search, seed, listener)
 
 
-def fold_losses(
-    basis: Basis, sample: Sample, scores: np.ndarray, folds: list[np.ndarray], penalties: np.ndarray
-) -> np.ndarray:
-    """Return the mean loss on each fold of the fit to the others, (folds, penalties)."""
-    held_out = ((sample.rows(fold), scores[fold]) for fold in folds)
-    parts = [basis.quadratic(part.target, slopes, part.weight) for part, slopes in held_out]
-    whole = functools.reduce(Quadratic.plus, parts)
-    return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])
+@dataclass(kw_only=True, eq=False, repr=False)
+class ConditionalScoreMatching(ConditionalEstimator):
+    r"""Conditional density :math:`p(y | x) = p_0(y) \exp(f(x, y) - A_x(f))` by score matching in y.
+
+    f lies in the RKHS of the product of Gaussian kernels :math:`k(x, x') k(y, y')` and minimises
+
+    .. math:: J(f) = \frac1n \sum_{ij} \Big( \tfrac12 (\partial_{y_j} f)^2 + \partial_{y_j} f\,
+        \partial_j \log p_0(y_i)
+        + \partial_{y_j}^2 f \Big)(x_i, y_i) + \tfrac{\eta}{2} |f|^2
+
+    exactly: a linear system of rows times columns of y (Arbel and Gretton 2018). Several columns of y are
+    matched jointly; the paper has one factor per column. Settings left at ``None`` are chosen by the
+    cross-validated loss, with equal targets in one fold.
+
+    Parameters
+    ----------
+    condition_lengthscale : float, array of shape (n_features,) or None
+        Length scales of x, in units of the standardised data; an infinite one removes an input.
+    lengthscale : float or None
+        Length scale of y, in units of the standardised target.
+    rkhs_penalty : float or None
+        The weight of ``|f|^2 / 2``.
+    base : {"gaussian", "mixture"} or measure
+        The base measure p0 of the targets.
+    base_width : float
+        Width of the Gaussian base, in standard deviations of the target; f is 0 far from the data.
+    search : WalkSearch or None
+        Settings of the search for what is left at None.
+    max_equations : int
+        Rows times columns of y at most; system and weights take 16 bytes for each pair.
+    random_state : int, RandomState or None
+        Same seed, same result.
+    progress : bool or callable
+        ``True`` draws a progress bar; a callable gets a ``Report`` after each trial.
+
+    Attributes
+    ----------
+    density_ : TiltedDensity
+    solution_ : Solution
+        f, and a sampler: the cells of a grid, or a mixture network for y of more than two columns.
+    selection_ : ScoreSelection
+        The chosen settings and all trials.
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kexpfam.estimators import ConditionalScoreMatching
+    >>> x = np.random.default_rng(0).uniform(-2, 2, size=(60, 1))
+    >>> y = np.sin(2 * x[:, 0]) + 0.2 * np.random.default_rng(1).normal(size=60)
+    >>> model = ConditionalScoreMatching(random_state=0).fit(x, y)
+    >>> model.quantile(x[:3], [0.05, 0.95]).shape
+    (3, 2)
+    """
+
+    _stored = ("density_", "_training", "_training_targets", "_flat_targets", "solution_", "selection_")
+
+    condition_lengthscale: ArrayLike | None = None
+    lengthscale: float | None = None
+    rkhs_penalty: float | None = None
+    base: str | AbstractMeasure = "gaussian"
+    base_width: float = 1.5
+    search: WalkSearch | None = None
+    max_equations: int = 4500
+    random_state: Seed = None
+    progress: bool | Listener = False
+
+    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
+        self._check_settings(X.shape[1], *targets.shape)
+        check_targets(X, targets, self._names, self._target_names)
+        seed_key, sampler_key, nodes_key = keys_from(self.random_state, 3)
+        seed, weight = seed_from(seed_key), self._weight
+        inputs, scaling = (Scaling.standardising(part, weight=weight) for part in (X, targets))
+        sample = Sample(scaling.to_model(targets), inputs.to_model(X), weight)
+        mixture = best_mixture(sample.target, seed=seed, weight=weight)
+        base = score_base(self.base, sample, mixture, width=float(self.base_width))
+        self.selection_ = self._select(sample, base, seed, listener)
+        problem, weights = self._solved(sample, base, mixture)
+        tilt = problem.tilt(weights)
+        finer = problem.nodes(fineness=problem.integration.finer, key=nodes_key)
+        coarse = problem.nodes(key=nodes_key) if finer.is_grid else None
+        sampler = best_sampler(problem, tilt, coarse or finer, Distillation(), key=sampler_key)
+        self.solution_ = Solution(tilt, sampler, Status.CONVERGED, {}, {})
+        known = Inputs.of(inputs, sample.condition)
+        self.density_ = TiltedDensity(tilt, sampler, scaling, known, None, finer, coarse, None)
+        warn_of_uncertain_normaliser(self.density_, X)
+        return self
+
+    @remembered
+    def diagnose(
+        self,
+        X: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        random_state: Seed = 0,
+        *,
+        settings: Judgement | None = None,
+    ) -> Diagnosis:
+        """Return the diagnosis of the fit; with held-out X and y, with its calibration.
+
+        f solves its own problem in closed form; a certificate exists for the likelihood only.
+        """
+        check_is_fitted(self, "density_")
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return diagnose(
+            self.density_,
+            self._training,
+            self._weight,
+            status={"kernel": self.solution_.status},
+            calibration=self._calibration(X, y, settings=settings, key=key),
+            settings=settings,
+            key=key,
+        )
+
+    def _check_settings(self, inputs: int, rows: int, columns: int) -> None:
+        check_scale("base_width", self.base_width, ())
+        check_scale("condition_lengthscale", self.condition_lengthscale, (), (inputs,), may_be_infinite=True)
+        check_scale("lengthscale", self.lengthscale, ())
+        check_scale("rkhs_penalty", self.rkhs_penalty, ())
+        check_equations(rows, columns, self.max_equations, "use fewer rows, or ConditionalKernelExpFamily")
+
+    def _select(
+        self, sample: Sample, base: AbstractMeasure, seed: int, listener: Listener | None
+    ) -> ScoreSelection:
+        given = (self.condition_lengthscale, self.lengthscale, self.rkhs_penalty)
+        return walk_selection(sample, base, *given, self.search or WalkSearch(), seed, listener)
+
+    def _solved(
+        self, sample: Sample, base: AbstractMeasure, proposal: AbstractMeasure
+    ) -> tuple[Problem, np.ndarray]:
+        """Return the problem in the span of derivatives at y_i times kernels at x_i, and the weights."""
+        condition_lengthscale, lengthscale, penalty = self.selection_.settings
+        kernel, condition_kernel = Gaussian(lengthscale), Gaussian(condition_lengthscale)
+        scores, rows = base_scores(base, sample.target), np.arange(len(sample))
+        derivatives = full_weights(kernel, condition_kernel, sample, scores, penalty)
+        weights = np.zeros((len(sample), *derivatives.shape))
+        weights[rows, rows] = derivatives
+        conditions = ValueSpan(condition_kernel, sample.condition)
+        space = FeatureSpace(conditions, DerivativeSpan(kernel, sample.target))
+        return Problem(sample, base, space, penalty, proposal), weights.ravel()

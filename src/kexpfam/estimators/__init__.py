@@ -17,12 +17,12 @@ ESTIMATORS: dict[str, str] = {
     "KernelExpFamily": "kexpfam.estimators.kernel_exp_family",
     "ConditionalKernelExpFamily": "kexpfam.estimators.kernel_exp_family",
     "ScoreMatchingExpFamily": "kexpfam.baselines.score_matching",
-    "ConditionalScoreMatching": "kexpfam.baselines.conditional_score_matching",
+    "ConditionalScoreMatching": "kexpfam.baselines.score_matching",
     "KernelDensity": "kexpfam.baselines.kernel_density",
     "GaussianMixtureDensity": "kexpfam.baselines.gaussian_mixture",
-    "LeastSquaresConditional": "kexpfam.baselines.conditional_mixtures",
-    "NeighbourDensity": "kexpfam.baselines.conditional_mixtures",
-    "ConditionalKernelDensity": "kexpfam.baselines.conditional_mixtures",
+    "LeastSquaresConditional": "kexpfam.baselines.kernel_density",
+    "NeighbourDensity": "kexpfam.baselines.kernel_density",
+    "ConditionalKernelDensity": "kexpfam.baselines.kernel_density",
     "SplineFlow": "kexpfam.baselines.flow",
 }
 

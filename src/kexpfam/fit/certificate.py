@@ -19,12 +19,9 @@ from kexpfam.model.density import (
 )
 from kexpfam.model.measures import AbstractMeasure, logsumexp
 
-__all__ = ["Certificate", "certified", "certify", "dual_value", "primal_value", "sampler_dual_value"]
-
 # Draws that the variance of the squared noise is estimated from.
 TRACE_DRAWS = 1000
-# Newton's method for the dual stops at this decrement, far below what a division by the penalty makes
-# visible.
+# Newton's method for the dual stops at this decrement; a division by the penalty does not make it visible.
 CERTIFIED_DECREMENT = 1e-14
 
 
@@ -129,9 +126,8 @@ def dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate
     squared = float(slope @ slope) - float(np.sum(noise**2))
     error = np.sqrt(4.0 * np.sum((noise @ slope) ** 2) + 2.0 * np.sum((noise.T @ noise) ** 2))
     error = float(np.hypot(primal.standard_error, 0.5 * error / penalty))
-    return Estimate(
-        primal.value + 0.5 * squared / penalty, error, effective_share(exponents) * len(exponents)
-    )
+    effective = effective_share(exponents) * len(exponents)
+    return Estimate(primal.value + 0.5 * squared / penalty, error, effective)
 
 
 def best_dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Estimate) -> Estimate:
@@ -143,9 +139,8 @@ def best_dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Est
     start = maximise(problem, penalty, np.asarray(tilt.weights), most=0)
     best = maximise(problem, penalty, start.weights, tolerance=CERTIFIED_DECREMENT)
     slope = gradient(problem, penalty, best.weights)
-    return primal._replace(
-        value=primal.value + best.value - start.value + 0.5 * float(slope @ slope) / penalty
-    )
+    gain = best.value - start.value + 0.5 * float(slope @ slope) / penalty
+    return primal._replace(value=primal.value + gain)
 
 
 def sampler_dual_value(

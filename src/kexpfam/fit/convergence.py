@@ -25,8 +25,6 @@ from kexpfam.fit.natural import FStep, Metric, f_gradient, sampler_lag
 from kexpfam.fit.saddle import SaddlePoint, SaddleProblem, draws_for_f
 from kexpfam.jax_settings import double_precision
 
-__all__ = ["Convergence", "convergence"]
-
 
 class Convergence(NamedTuple):
     """Distance from the solution, in nats.
@@ -85,13 +83,11 @@ def _measured(
 
     def one(key: Key[Array, ""]) -> tuple[Array, Array, Array, Array]:
         groups, moved, lag = draws_for_f(problem, point, settings, key=key)
-        full, none = (
-            sampler_lag(values, groups.draws, share, most_log_weight=settings.most_log_weight)
-            for values, share in ((lag, 1.0), (jnp.zeros_like(lag), 0.0))
-        )
-        gradient = lambda weights: f_gradient(
-            problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, weights
-        )
+        most = settings.most_log_weight
+        full = sampler_lag(lag, groups.draws, 1.0, most_log_weight=most)
+        none = sampler_lag(jnp.zeros_like(lag), groups.draws, 0.0, most_log_weight=most)
+        f = (problem.space, problem.rkhs_penalty, point.f_weights)
+        gradient = lambda weights: f_gradient(*f, groups, moved, weights)
         return gradient(full.weights), gradient(none.weights), full.gap, full.effective_share
 
     return jax.lax.map(one, keys)

@@ -25,10 +25,7 @@ from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
 from kexpfam.settings import check_at_least
 
-__all__ = ["Convex", "Likelihood", "Optimum", "likelihood", "maximise", "polish", "shortfall"]
-
-# Nodes with less than this share of the largest probability are left out of a Hessian: it is below its
-# rounding.
+# Nodes with less than this share of the largest probability are left out of a Hessian: rounding is larger.
 NEGLIGIBLE = 1e-8
 # Numbers in the largest array of a Hessian's assembly: about 100 MB.
 BLOCK_NUMBERS = 12_000_000
@@ -104,15 +101,9 @@ def maximise(
 
     start = np.array(start, dtype=np.float64)
     found = climb(start, evaluate, direction, tolerance=tolerance, most=most)
-    return Optimum(
-        weights=found.point,
-        value=found.value,
-        log_partitions=found.state.log_partitions,
-        decrement=found.decrement,
-        iterations=found.iterations,
-        factor=found.curvature,
-        converged=bool(found.decrement <= max(tolerance, 1e-7)),
-    )
+    point, value, state, decrement, iterations, factor = found
+    converged = bool(decrement <= max(tolerance, 1e-7))
+    return Optimum(point, value, state.log_partitions, decrement, iterations, factor, converged)
 
 
 def likelihood(problem: Problem, nodes: Nodes) -> Likelihood:
@@ -176,9 +167,8 @@ def without_negligible_nodes(problem: Likelihood, weights: np.ndarray, *, share:
     """Return the problem without the nodes of negligible mass at these weights under all conditions."""
     exponents = problem.exponents(weights)
     live = np.any(exponents - exponents.max(axis=1, keepdims=True) > np.log(share), axis=0)
-    return problem._replace(
-        node_features=problem.node_features[live], log_weights=problem.log_weights[:, live]
-    )
+    features, log_weights = problem.node_features[live], problem.log_weights[:, live]
+    return problem._replace(node_features=features, log_weights=log_weights)
 
 
 def moments(

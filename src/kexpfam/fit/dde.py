@@ -28,8 +28,6 @@ from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["DDE", "SaddleSolver", "end_status", "run_with_retries", "saddle_problem"]
-
 
 class SaddleSolver(Solver):
     """Base class of the solvers that look for f, nu and a transport.
@@ -154,9 +152,8 @@ class DDE(SaddleSolver):
             state = saddle.init(posed, weights, key=init_key)
         options: dict[str, Any] = {**watchers, "stage": "saddle point", "steps": self.step_count}
         if self.snapshots:
-            options["watch"] = lambda state: _snapshot(
-                posed, saddle.answer(state), self.snapshot_draws, judge_key
-            )
+            draws = self.snapshot_draws
+            options["watch"] = lambda state: _snapshot(posed, saddle.answer(state), draws, judge_key)
 
         def measured(state: SaddleState) -> Convergence:
             key = jr.fold_in(judge_key, int(state.step))
@@ -165,9 +162,8 @@ class DDE(SaddleSolver):
         if self.steps is None and self.saddle is None and not self.warm_start:
             options["steps"] *= self.extension
             options["stop"] = lambda state: self._is_due(state) and measured(state).within(self.tolerance)
-        outcome = run_with_retries(
-            posed, saddle, state, retries=self.retries, factor=self.retry_factor, key=run_key, **options
-        )
+        options |= {"retries": self.retries, "factor": self.retry_factor}
+        outcome = run_with_retries(posed, saddle, state, key=run_key, **options)
         answer, keys = saddle.answer(outcome.state), (polish_key, judge_key)
         solution = self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
         measurable = isinstance(outcome.state, SaddleState) and saddle.natural
@@ -236,10 +232,8 @@ def saddle_problem(
     problem: Problem, reference: AbstractMeasure, space: AbstractFunctionSpace
 ) -> SaddleProblem:
     """Return the saddle-point problem with f in ``space``, anchored at the reference."""
-    penalty, inverse_temperature = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
-    return SaddleProblem(
-        problem.sample, problem.base, space, reference, penalty, inverse_temperature, anchored=True
-    )
+    numbers = jnp.asarray(problem.rkhs_penalty), jnp.asarray(1.0)
+    return SaddleProblem(problem.sample, problem.base, space, reference, *numbers, anchored=True)
 
 
 @eqx.filter_jit

@@ -17,12 +17,10 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem
-from kexpfam.integrate.nodes import effective_share, importance_nodes, resample, seed_from
+from kexpfam.integrate.nodes import choose_each, effective_share, importance_nodes, resample, seed_from
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp
 from kexpfam.settings import SettingsRecord, check_at_least
-
-__all__ = ["Distillation", "distil"]
 
 
 class Distillation(SettingsRecord):
@@ -147,12 +145,8 @@ def conditional_draws(
     nodes = problem.nodes(draws=settings.nodes, key=nodes_key)
     coefficients = problem.space.coefficients(weights, conditions)
     exponents = nodes.log_weights + coefficients @ problem.space.target.matrix(nodes.points).T
-    cumulative = np.cumsum(np.exp(exponents - logsumexp(exponents, axis=1)[:, None]), axis=1)
-    # One sorted search serves all rows: the masses of row i are shifted to the interval [i, i + 1).
-    rows = np.arange(count)[:, None]
-    shifted = (cumulative / cumulative[:, -1:] + rows).ravel()
-    wanted = (rng.uniform(size=(count, each)) + rows).ravel()
-    chosen = np.searchsorted(shifted, wanted) % len(nodes.points)
+    masses = np.exp(exponents - logsumexp(exponents, axis=1)[:, None])
+    chosen = choose_each(masses, rng.uniform(size=(count, each))).ravel()
     within = rng.uniform(-0.5, 0.5, (len(chosen), nodes.points.shape[1]))
     targets = nodes.points[chosen] + nodes.widths[chosen] * within
     return ConditionalDraws(np.repeat(conditions, each, 0).astype(np.float32), targets.astype(np.float32))

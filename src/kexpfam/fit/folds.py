@@ -5,71 +5,36 @@ own Hessian at that point are enough; that Hessian is the common one less the fo
 the Hessian does not depend on the rows, and one factor serves all folds.
 """
 
-import equinox as eqx
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve
 
 from kexpfam.data.sample import AnyArray, Sample, distinct_conditions
-from kexpfam.fit.convex import (
-    BLOCK_NUMBERS,
-    Likelihood,
-    NodeMasses,
-    Optimum,
-    covariances,
-    information,
-    likelihood,
-    log_partitions,
-    maximise,
-    moments,
-    normalised,
-    objective,
-    without_negligible_nodes,
-)
+from kexpfam.fit import convex
 from kexpfam.fit.newton import factored
 from kexpfam.fit.problem import Problem
 from kexpfam.model.measures import Nodes
-from kexpfam.settings import check_at_least
 
-__all__ = ["FoldSettings", "Folds", "chord", "elsewhere", "left_out_rows"]
-
-
-class FoldSettings(eqx.Module):
-    """How the fits of the folds are found.
-
-    The fits of the folds start at a fit that has seen the fold, and their error is of first order in the
-    fold's score. So ``fold_tolerance`` is smaller than ``tolerance``, that of the common fit.
-    """
-
-    trust: float = 2.0  # longest chord step, in the metric of the curvature
-    chord_steps: int = 10  # at most
-    newton_steps: int = 3  # at most, where the chord steps do not converge
-    tolerance: float = 1e-3
-    fold_tolerance: float = 1e-6
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 0, *self.__dataclass_fields__)
+# Longest chord step in the metric of the curvature, chord steps at most, and Newton steps where they fail.
+TRUST, CHORD_STEPS, NEWTON_STEPS = 2.0, 10, 3
+# Squared decrements of the common fit and of the folds. The fits of the folds start at a fit that has seen
+# the fold, and their error is of first order in the fold's score: their tolerance is smaller.
+TOLERANCE, FOLD_TOLERANCE = 1e-3, 1e-6
 
 
 class Folds:
     """The fits that leave one fold out, each continued from penalty to penalty."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        nodes: Nodes,
-        check: Nodes,
-        left_out: np.ndarray,
-        settings: FoldSettings | None = None,
-    ):
+    def __init__(self, problem: Problem, nodes: Nodes, check: Nodes, left_out: np.ndarray):
         """Prepare the fits; ``left_out`` are masks of rows, (fits, n), and scores use the ``check`` nodes.
 
         On a grid the nodes may be the same. Importance draws must differ: an optimum can place mass between
         its own nodes, which only fresh draws reveal.
         """
-        self.settings = settings or FoldSettings()
-        self.all = likelihood(problem, nodes)
-        self.check = self.all if check is nodes else likelihood(problem, check)
+        self.all = convex.likelihood(problem, nodes)
+        self.check = self.all if check is nodes else convex.likelihood(problem, check)
         conditions = distinct_conditions(problem.sample)
         self.left_out, self.membership, counts = left_out, conditions.membership, conditions.counts
         self.psi = problem.space.target.matrix(problem.sample.target)
@@ -88,91 +53,83 @@ class Folds:
         self.weights = self._common(penalty).weights
 
     def scores(self, penalty: float) -> np.ndarray:
-        """Return the log density ratio to the base of each row, averaged over the fits without it; NaN if
-        there are none."""
+        """Return each row's mean log density ratio to the base under the fits without it; NaN for none."""
         optimum = self._common(penalty)
         self.weights = optimum.weights
         problem = self.all
         if len(problem.shares) == 1:
-            problem = without_negligible_nodes(problem, optimum.weights)
+            problem = convex.without_negligible_nodes(problem, optimum.weights)
         weights = np.tile(optimum.weights, (len(self.means), 1))
         factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
         # Fits are solved in blocks of constant memory.
-        size = max(1, BLOCK_NUMBERS // (len(problem.shares) * len(problem.node_features)))
+        size = max(1, convex.BLOCK_NUMBERS // (len(problem.shares) * len(problem.node_features)))
         for start in range(0, len(weights), size):
             fits = slice(start, start + size)
             part = problem._replace(mean_feature=self.means[fits], shares=self.shares[fits])
-            weights[fits] = chord(part, penalty, weights[fits], factors[fits], self.settings)
+            weights[fits] = chord(part, penalty, weights[fits], factors[fits])
         totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
         for row, out in zip(weights, self.left_out, strict=True):
             members = self.membership[out]
             seen, place = np.unique(members, return_inverse=True)
             check = self.check._replace(condition_features=self.check.condition_features[seen])
-            partitions = log_partitions(check, row)
+            partitions = convex.log_partitions(check, row)
             totals[out] += np.sum(check.coefficients(row)[place] * self.psi[out], 1) - partitions[place]
             counts[out] += 1.0
         return np.where(counts > 0.0, totals / np.maximum(counts, 1.0), np.nan)
 
-    def _common(self, penalty: float) -> Optimum:
-        return maximise(self.all, penalty, self.weights, tolerance=self.settings.tolerance)
+    def _common(self, penalty: float) -> convex.Optimum:
+        return convex.maximise(self.all, penalty, self.weights, tolerance=TOLERANCE)
 
     def _factors(
-        self, problem: Likelihood, weights: np.ndarray, penalty: float, factor: tuple
+        self, problem: convex.Likelihood, weights: np.ndarray, penalty: float, factor: tuple
     ) -> list[tuple]:
         """Return the factored Hessian of each fit at the common optimum."""
         if len(problem.shares) == 1:
             return [factor] * len(self.left_out)
-        probabilities = normalised(problem.exponents(weights)).probabilities
-        triangles = covariances(problem, probabilities, probabilities @ problem.node_features)
-        whole = self.total * information(problem, triangles, problem.shares)
+        probabilities = convex.normalised(problem.exponents(weights)).probabilities
+        triangles = convex.covariances(problem, probabilities, probabilities @ problem.node_features)
+        whole = self.total * convex.information(problem, triangles, problem.shares)
         factors = []
         for counts in self.counts:
             seen = counts > 0.0
             part = problem._replace(condition_features=problem.condition_features[seen])
-            hessian = (whole - information(part, triangles[seen], counts[seen])) / (self.total - counts.sum())
+            hessian = whole - convex.information(part, triangles[seen], counts[seen])
+            hessian /= self.total - counts.sum()
             hessian.flat[:: len(hessian) + 1] += penalty
             factors.append(factored(hessian))
         return factors
 
 
-def chord(
-    problem: Likelihood,
-    penalty: float,
-    start: np.ndarray,
-    factors: list[tuple],
-    settings: FoldSettings | None = None,
-) -> np.ndarray:
+def chord(problem: convex.Likelihood, penalty: float, start: np.ndarray, factors: list[tuple]) -> np.ndarray:
     """Return the maximisers of several problems, by chord steps with a fixed Hessian each from nearby starts.
 
     The problems are solved side by side until each has converged; Newton's method continues the others.
     """
-    settings = settings or FoldSettings()
     weights, moving, failed = np.array(start), np.arange(len(start)), list[int]()
     only = lambda fits: problem._replace(mean_feature=problem.mean_feature[fits], shares=problem.shares[fits])
-    value, masses = objective(problem, penalty, weights)
-    for _ in range(settings.chord_steps):
+    value, masses = convex.objective(problem, penalty, weights)
+    for _ in range(CHORD_STEPS):
         if not len(moving):
             break
-        _, slopes = moments(only(moving), penalty, weights[moving], masses.probabilities)
+        _, slopes = convex.moments(only(moving), penalty, weights[moving], masses.probabilities)
         steps = _solved([factors[k] for k in moving], slopes)
         decrements = np.sum(steps * slopes, axis=1)
-        far = decrements >= settings.fold_tolerance
+        far = decrements >= FOLD_TOLERANCE
         moving, value = moving[far], np.asarray(value)[far]
         if not len(moving):
             break
-        sizes = np.minimum(1.0, settings.trust / np.sqrt(decrements[far]))
+        sizes = np.minimum(1.0, TRUST / np.sqrt(decrements[far]))
         candidates = weights[moving] + sizes[:, None] * steps[far]
-        new_value, masses = objective(only(moving), penalty, candidates)
+        new_value, masses = convex.objective(only(moving), penalty, candidates)
         better = np.asarray(new_value) >= value
         failed.extend(moving[~better])
         if not np.all(better):
-            masses = NodeMasses(*(part[better] for part in masses))
+            masses = convex.NodeMasses(*(part[better] for part in masses))
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
     for k in (*failed, *moving):
-        part, most = only(k), settings.newton_steps
-        found = maximise(part, penalty, weights[k], tolerance=settings.fold_tolerance, most=most)
-        weights[k] = found.weights
+        options: Any = {"tolerance": FOLD_TOLERANCE, "most": NEWTON_STEPS}
+        weights[k] = convex.maximise(only(k), penalty, weights[k], **options).weights
     return weights
 
 

@@ -18,8 +18,6 @@ from kexpfam.progress import Listener, Report
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["AdamState", "Run", "averaged", "descended", "each", "optimiser", "run", "scan", "stepped"]
-
 
 class Run(NamedTuple):
     """The last healthy state, why the run ended, the health by step, and the watched values by step."""
@@ -123,11 +121,10 @@ def run(
 
 def _flatten(health: Any) -> dict[str, np.ndarray]:
     """Return the health record as flat named series, with the terms of a saddle function and their value."""
-    flat = {name: np.asarray(getattr(health, name)) for name in health._fields if name != "terms"}
-    if hasattr(health, "terms"):
-        flat |= {name: np.asarray(series) for name, series in health.terms._asdict().items()}
-        flat["value"] = np.asarray(health.terms.value)
-    return flat
+    flat = health._asdict()
+    if (terms := flat.pop("terms", None)) is not None:
+        flat |= terms._asdict() | {"value": terms.value}
+    return {name: np.asarray(series) for name, series in flat.items()}
 
 
 def _is_healthy(row: dict[str, np.ndarray], most_gap: float) -> bool:

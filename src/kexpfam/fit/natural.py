@@ -26,8 +26,6 @@ from kexpfam.model.measures import logsumexp
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["FStep", "Groups", "Lag", "Metric", "f_gradient", "group_rows", "sampler_lag"]
-
 
 class FStep(eqx.Module):
     """Sizes of a step of f in the saddle point; all are static."""
@@ -72,19 +70,17 @@ class Groups(NamedTuple):
 
 def group_rows(sample: Sample, settings: FStep | None = None, *, key: Key[Array, ""]) -> Groups:
     """Return the rows of the sample in groups, or a random part of them, drawn by their weights."""
-    settings = settings or FStep()
-    rows = sample.rows(_some(sample, settings.groups if sample.conditional else settings.rows, key))
+    settings, count = settings or FStep(), len(sample)
+    most = settings.groups if sample.conditional else settings.rows
+    if sample.weight is not None:
+        chosen = sample.drawn(min(count, most), key=key)
+    else:
+        chosen = jnp.arange(count) if count <= most else jr.choice(key, count, (most,), replace=False)
+    rows = sample.rows(chosen)
     target, condition = jnp.asarray(rows.target), jnp.asarray(rows.condition)
     if not sample.conditional:
         return Groups(target[None], condition[:1], settings.rows)
-    return Groups(target[:, None], condition, settings.rows // min(len(sample), settings.groups))
-
-
-def _some(sample: Sample, most: int, key: Key[Array, ""]) -> Array:
-    count = len(sample)
-    if sample.weight is not None:
-        return sample.drawn(min(count, most), key=key)
-    return jnp.arange(count) if count <= most else jr.choice(key, count, (most,), replace=False)
+    return Groups(target[:, None], condition, settings.rows // min(count, most))
 
 
 class Lag(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-__all__ = ["Ascent", "climb", "factored"]
+NOT_FINITE = "the scale of the data or the settings exceed double precision."
 
 
 class Ascent(NamedTuple):
@@ -45,9 +45,7 @@ def climb(
     for iteration in range(most + 1):
         step, decrement, curvature = direction(point, state)
         if not np.isfinite(decrement):
-            raise FloatingPointError(
-                "a Newton step is not finite: the scale of the data or the settings exceed double precision."
-            )
+            raise FloatingPointError(f"a Newton step is not finite: {NOT_FINITE}")
         if decrement <= tolerance or iteration == most:
             break
         size = 1.0
@@ -75,6 +73,4 @@ def factored(hessian: np.ndarray, *, most_tries: int = 40) -> tuple:
         except np.linalg.LinAlgError:
             hessian.flat[:: len(hessian) + 1] += jitter
             jitter *= 10.0
-    raise FloatingPointError(
-        "the Hessian is not finite: the scale of the data or the settings exceed double precision."
-    )
+    raise FloatingPointError(f"the Hessian is not finite: {NOT_FINITE}")

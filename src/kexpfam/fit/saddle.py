@@ -23,8 +23,6 @@ from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, 
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 from kexpfam.settings import check_at_least
 
-__all__ = ["DoublyDual", "SaddleBatch", "SaddlePoint", "SaddleProblem", "SaddleState", "saddle_terms"]
-
 
 class SaddleProblem(eqx.Module):
     """The fixed part: every array is constant while a solver runs.
@@ -120,28 +118,16 @@ def saddle_terms(point: SaddlePoint, problem: SaddleProblem, batch: SaddleBatch)
         L(f, g, \nu) = \hat E[f(x)] - E_\xi[f(g(\xi))] - \tfrac{\eta}{2} \|f\|_H^2
             + \tfrac{1}{\lambda} \bigl( E_\xi[\nu(g(\xi))] - E_{p_0}[e^{\nu}] + 1 \bigr).
 
-    Max over f, min over g, max over nu. Equation ledger: ``DDE-SADDLE``.
+    Max over f, min over g, max over nu; :math:`\eta` is ``rkhs_penalty`` and :math:`\lambda` is
+    ``inverse_temperature``. The value is exact given the draws of the batch. Equation ledger: ``DDE-SADDLE``.
 
-    Parameters
-    ----------
-    point
-        The players ``f_weights`` (ascends), ``nu`` (ascends) and ``transport`` (descends).
-    problem
-        With :math:`\eta` as ``rkhs_penalty`` and :math:`\lambda` as ``inverse_temperature``.
-    batch
-        Draws for the three expectations; the value is exact given these.
-
-    Notes
-    -----
     The bracket is a lower bound of :math:`KL(g_\# \xi \,\|\, p_0)`, attained at :math:`\nu = \log q / p_0`.
     """
     condition = batch.data.condition
     moved = carry(problem, point.transport, batch.noise, condition)
     f = lambda x: problem.space.evaluate(point.f_weights, x, condition)
-    kl_bound = jnp.mean(evaluate_nu(problem, point.nu, moved, condition)) + 1.0
-    kl_bound -= jnp.mean(
-        jnp.exp(evaluate_nu(problem, point.nu, batch.base, condition) + batch.base_log_weights)
-    )
+    nu = lambda x: evaluate_nu(problem, point.nu, x, condition)
+    kl_bound = jnp.mean(nu(moved)) + 1.0 - jnp.mean(jnp.exp(nu(batch.base) + batch.base_log_weights))
     return SaddleTerms(
         data_fit=jnp.mean(f(batch.data.target)),
         model_fit=jnp.mean(f(moved)),
@@ -163,9 +149,8 @@ def _best_constant(problem: SaddleProblem, point: SaddlePoint, batch: SaddleBatc
     """
     values = evaluate_nu(problem, point.nu, batch.base, batch.data.condition) + batch.base_log_weights
     shift = logsumexp(values) - jnp.log(values.size)
-    return eqx.tree_at(
-        lambda p: p.nu.layers[-1].bias, point, replace_fn=lambda bias: (bias - shift).astype(bias.dtype)
-    )
+    shifted = lambda bias: (bias - shift).astype(bias.dtype)
+    return eqx.tree_at(lambda p: p.nu.layers[-1].bias, point, replace_fn=shifted)
 
 
 def draws_for_f(
@@ -286,9 +271,8 @@ class DoublyDual(eqx.Module):
         nu_key, transport_key, *wave_keys = jr.split(key, 4)
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
-        depth, waves = self.nu_depth, self._drawn_waves(problem, wave_keys[0])
-        nu_shape: dict[str, Any] = shape | {"depth": depth, "waves": waves, "zero_initialised": True}
-        nu = Network.draw(dim + condition_dim, "scalar", key=nu_key, **nu_shape)
+        nu_shape = shape | {"depth": self.nu_depth, "waves": self._drawn_waves(problem, wave_keys[0])}
+        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **nu_shape)
         shape |= {"depth": self.transport_depth, "key": transport_key}
         transport: AbstractTransport
         if problem.anchored:
@@ -298,14 +282,9 @@ class DoublyDual(eqx.Module):
             # Noise of another width has no length scales, and so no waves.
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
             transport = Free.draw(noise_dim, dim, condition_dim, waves=None, **shape)
-        return SaddleState(
-            point=SaddlePoint(f_weights, nu, transport),
-            averaged=transport,
-            nu_moments=moments_of(nu, self._optimiser),
-            transport_moments=moments_of(transport, self._optimiser),
-            metric=Metric.start(f_weights.size if self.natural else 0),
-            step=jnp.array(0),
-        )
+        moments = [moments_of(network, self._optimiser) for network in (nu, transport)]
+        metric = Metric.start(f_weights.size if self.natural else 0)
+        return SaddleState(SaddlePoint(f_weights, nu, transport), transport, *moments, metric, jnp.array(0))
 
     def _drawn_waves(self, problem: SaddleProblem, key: Key[Array, ""]) -> Layer | None:
         """Return random sinusoids of points and conditions, at ``octaves`` of f's own frequencies."""
@@ -350,19 +329,14 @@ class DoublyDual(eqx.Module):
         point, settings = state.point, self.f_step
         groups, moved, behind = draws_for_f(problem, point, settings, key=draws_key)
         lag = sampler_lag(behind, groups.draws, self.lag_share, most_log_weight=settings.most_log_weight)
-        gradient = f_gradient(
-            problem.space, problem.rkhs_penalty, point.f_weights, groups, moved, lag.weights
-        )
+        penalty = problem.rkhs_penalty
+        gradient = f_gradient(problem.space, penalty, point.f_weights, groups, moved, lag.weights)
         metric, direction, length = state.metric, gradient, jnp.linalg.norm(gradient)
         if self.natural:
             damping = self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
-            diagonal = problem.rkhs_penalty + damping
-            metric = jax.lax.cond(
-                state.step % settings.metric_every == 0,
-                lambda old: old.refreshed(problem.space, groups, moved, lag.weights, diagonal, settings),
-                lambda old: old,
-                metric,
-            )
+            measured = (problem.space, groups, moved, lag.weights, penalty + damping, settings)
+            due, refresh = state.step % settings.metric_every == 0, lambda old: old.refreshed(*measured)
+            metric = jax.lax.cond(due, refresh, lambda old: old, metric)
             direction, length = metric.solved(gradient)
         terms = saddle_terms(point, problem, draw_batch(problem, self.batch_size, key=batch_key))
         health = SaddleHealth(terms, lag.gap, lag.effective_share, jnp.linalg.norm(gradient))

@@ -1,3 +1,1 @@
 """Integrals under the base measure: quadrature nodes, Markov chains, and normalisers with standard errors."""
-
-__all__: list[str] = []

@@ -20,8 +20,7 @@ from kexpfam.integrate.nodes import Integration, effective_share, importance_nod
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
-
-__all__ = ["HMC", "Tempered", "hmc_start", "hmc_step", "jump", "refine", "tempered", "walked"]
+from kexpfam.settings import check_at_least
 
 
 class HMC(eqx.Module):
@@ -34,18 +33,15 @@ class HMC(eqx.Module):
     tuning_chains: int = 200  # chains that it is tuned on, at most
 
     def __check_init__(self) -> None:
-        for name in ("leapfrog_steps", "tuning_steps", "tuning_chains"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        check_at_least(self, 1, "leapfrog_steps", "tuning_steps", "tuning_chains")
         if not (0.0 < self.target_acceptance < 1.0 and self.first_step_size > 0.0):
             raise ValueError("target_acceptance must be between 0 and 1, and first_step_size positive.")
 
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
     """Return the states of chains at their starts, one per condition."""
-    return jax.vmap(lambda x, c: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, c)))(
-        starts, condition
-    )
+    start = lambda x, row: blackjax.hmc.init(x, lambda y: tilt.log_unnormalised(y, row))
+    return jax.vmap(start)(starts, condition)
 
 
 def hmc_step(
@@ -78,10 +74,8 @@ def jump(
     log_density = lambda x: tilt.log_unnormalised(x, jnp.zeros(0))
     base_key, proposal_key, coin_key, accept_key = jr.split(key, 4)
     count = positions.shape[0]
-    coins = jr.bernoulli(coin_key, shape=(count, 1))
-    candidates = jnp.where(
-        coins, tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
-    )
+    draws = tilt.base.sample(count, key=base_key), proposal.sample(count, key=proposal_key)
+    candidates = jnp.where(jr.bernoulli(coin_key, shape=(count, 1)), *draws)
     # The density of the candidates up to a factor of two, which cancels.
     log_candidate_density = lambda origin, target: jnp.logaddexp(
         tilt.base.log_density(target.position), proposal.log_density(target.position)
@@ -98,24 +92,17 @@ def jump(
 
 @eqx.filter_jit
 def tuned_step_size(
-    tilt: Tilt,
-    starts: Float[AnyArray, "b d"],
-    condition: Float[AnyArray, "b p"],
-    key: Key[Array, ""],
-    settings: HMC | None = None,
+    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: Key[Array, ""]
 ) -> Float[Array, ""]:
     """Return the HMC step size with the target acceptance rate, by Robbins-Monro steps on its logarithm."""
-    settings = settings or HMC()
+    settings = HMC()
 
     def body(carry: Any, inputs: Any) -> tuple[Any, None]:
         states, log_size = carry
         index, step_key = inputs
         states, info = hmc_step(tilt, states, condition, jnp.exp(log_size), step_key, settings)
-        gain = 2.0 / (1.0 + index) ** 0.6
-        return (
-            states,
-            log_size + gain * (jnp.mean(info.acceptance_rate) - settings.target_acceptance),
-        ), None
+        excess = jnp.mean(info.acceptance_rate) - settings.target_acceptance
+        return (states, log_size + 2.0 / (1.0 + index) ** 0.6 * excess), None
 
     inputs = (jnp.arange(settings.tuning_steps), jr.split(key, settings.tuning_steps))
     start = (hmc_start(tilt, starts, condition), jnp.log(settings.first_step_size))
@@ -130,10 +117,9 @@ def moved(
     condition: Float[AnyArray, "b p"],
     step_size: ScalarLike,
     keys: Key[Array, " n"],
-    settings: HMC | None = None,
 ) -> Float[Array, "b d"]:
     """Return the positions after one transition per key."""
-    step = lambda states, key: (hmc_step(tilt, states, condition, step_size, key, settings)[0], None)
+    step = lambda states, key: (hmc_step(tilt, states, condition, step_size, key)[0], None)
     return jax.lax.scan(step, hmc_start(tilt, starts, condition), keys)[0].position
 
 
@@ -203,26 +189,17 @@ def refine(
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
 
 
-def refined(
-    tilt: Tilt,
-    sampler: Sampler,
-    count: int,
-    steps: int,
-    *,
-    settings: Integration | None = None,
-    key: Key[Array, ""],
-) -> np.ndarray:
+def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
     """Return draws of a tilted density without conditions, in model units.
 
     Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
     start at draws of the sampler. Then ``steps`` transitions of tuned HMC leave the density invariant.
     """
-    settings = settings or Integration()
+    settings, nothing = Integration(), np.zeros((count, 0))
     nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
     candidates = settings.candidates_per_draw * count
     nodes = importance_nodes(tilt.base, sampler.reference, candidates, key=nodes_key)
     log_ratio = tilt.values(nodes.points)
-    nothing = np.zeros((count, 0))
     if effective_share(nodes.log_weights + log_ratio) > settings.resampling_share:
         starts = resample(nodes, log_ratio, count, seed=seed_from(seed_key))
     else:
@@ -231,19 +208,13 @@ def refined(
 
 
 def refined_each(
-    tilt: Tilt,
-    sampler: Sampler,
-    condition: np.ndarray,
-    steps: int,
-    *,
-    settings: Integration | None = None,
-    key: Key[Array, ""],
+    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]
 ) -> np.ndarray:
     """Return one draw of the tilted density under each condition, in model units.
 
     Each chain starts at a draw of the sampler, chosen among a few by weight, and is moved by tuned HMC.
     """
-    candidates = (settings or Integration()).candidates_per_condition
+    candidates = Integration().candidates_per_condition
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
     repeated = np.repeat(condition, candidates, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
@@ -260,13 +231,11 @@ def walked(
     steps: int,
     tune_key: Key[Array, ""],
     move_key: Key[Array, ""],
-    settings: HMC | None = None,
 ) -> np.ndarray:
     """Return the positions of chains after ``steps`` transitions of tuned HMC, each under its condition."""
     if steps == 0:
         return starts
-    settings = settings or HMC()
-    rows = np.linspace(0, len(starts) - 1, min(settings.tuning_chains, len(starts))).astype(int)
+    rows = np.linspace(0, len(starts) - 1, min(HMC().tuning_chains, len(starts))).astype(int)
     with double_precision():
-        step_size = tuned_step_size(tilt, starts[rows], condition[rows], tune_key, settings)
-        return np.asarray(moved(tilt, starts, condition, step_size, jr.split(move_key, steps), settings))
+        step_size = tuned_step_size(tilt, starts[rows], condition[rows], tune_key)
+        return np.asarray(moved(tilt, starts, condition, step_size, jr.split(move_key, steps)))

@@ -15,8 +15,6 @@ from jaxtyping import Array, Key
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
 from kexpfam.settings import SettingsRecord, check_whole
 
-__all__ = ["Integration", "effective_share", "grid_nodes", "importance_nodes", "resample", "uses_grid"]
-
 
 class Integration(SettingsRecord):
     """How integrals over the target are computed.
@@ -194,6 +192,16 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
     return nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
         -0.5, 0.5, (count, nodes.points.shape[1])
     )
+
+
+def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return a column of the masses, (n, m), for each number in [0, 1), (n, k), by the masses of its row."""
+    levels = np.cumsum(masses, axis=1)
+    levels /= levels[:, -1:]
+    offsets = np.arange(len(masses))[:, None]
+    # The levels of row i lie in (i, i + 1], so that one sorted list serves all rows.
+    places = np.searchsorted((levels + offsets).ravel(), uniforms + offsets, side="right")
+    return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)
 
 
 def seed_from(key: Key[Array, ""]) -> int:

@@ -11,8 +11,6 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = ["METHODS", "by_importance", "by_quadrature", "by_smc", "log_mean_exp", "log_partition"]
-
 METHODS = ("auto", "quadrature", "importance", "smc")
 
 
@@ -84,9 +82,8 @@ def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, "
     """Return the mean over independent runs of tempered SMC, with its standard error."""
     settings = settings or Integration()
     with double_precision():
-        estimates = np.array(
-            [float(_smc(tilt, run, settings)) for run in jr.split(key, settings.smc_repeats)]
-        )
+        runs = jr.split(key, settings.smc_repeats)
+        estimates = np.array([float(_smc(tilt, run, settings)) for run in runs])
     finite = bool(np.all(np.isfinite(estimates)))
     error = float(estimates.std(ddof=1) / np.sqrt(len(estimates))) if finite else np.inf
     return Estimate(float(estimates.mean()), error, float(settings.smc_particles * len(estimates)))
@@ -99,6 +96,5 @@ def _smc(tilt: Tilt, key: Key[Array, ""], settings: Integration) -> Float[Array,
     particles_key, loop_key = jr.split(key)
     starts = tilt.base.sample(settings.smc_particles, key=particles_key)
     outcome = tempered(tilt, starts, settings.smc_stages, settings=settings, key=loop_key)
-    # A run that has not reached temperature 1 has no estimate; infinity makes its standard error infinite
-    # too.
+    # A run that has not reached temperature 1 has no estimate; infinity makes its standard error infinite.
     return jnp.where(outcome.arrived, outcome.log_partition, jnp.inf)

@@ -28,8 +28,6 @@ from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper.iterates import Averaged
 from kexpfam.settings import check_at_least
 
-__all__ = ["AnnealedLikelihood", "Annealing", "Chains", "ContrastiveDivergence", "NaturalAscent"]
-
 
 class AscentProblem(eqx.Module):
     """The fixed part: every array is constant while a solver runs."""
@@ -47,15 +45,10 @@ class AscentProblem(eqx.Module):
         """Return the fixed part of a problem without conditions."""
         sample, space = problem.sample, problem.space
         mean = jnp.asarray(weighted_mean(space.matrix(sample.target, sample.condition), sample.weight))
-        return AscentProblem(
-            data=jnp.asarray(sample.target),
-            mean_feature=mean,
-            space=space,
-            base=problem.base,
-            proposal=problem.proposal,
-            rkhs_penalty=jnp.asarray(problem.rkhs_penalty, mean.dtype),
-            weight=None if sample.weight is None else jnp.asarray(sample.weight),
-        )
+        penalty = jnp.asarray(problem.rkhs_penalty, mean.dtype)
+        weight = None if sample.weight is None else jnp.asarray(sample.weight)
+        fixed = (space, problem.base, problem.proposal, penalty, weight)
+        return AscentProblem(jnp.asarray(sample.target), mean, *fixed)
 
     def tilt(self, weights: Float[Array, " r"]) -> Tilt:
         """Return the unnormalised density of f with these weights."""
@@ -194,8 +187,8 @@ class LikelihoodAscent(Solver):
         ascent, posed = self.ascent or self.default_ascent(), AscentProblem.of(problem)
         state = ascent.init(posed, jnp.zeros(problem.space.size), key=init_key)
         # Numbers of steps that are multiples of the chunk need one compiled program.
-        options: Any = {"steps": self.steps, "stage": "likelihood", "chunk": 8, **watchers}
-        outcome = run(posed, ascent, state, key=run_key, **options)
+        options: Any = {"stage": "likelihood", "chunk": 8, **watchers}
+        outcome = run(posed, ascent, state, steps=self.steps, key=run_key, **options)
         tilt = problem.tilt(ascent.answer(outcome.state).f_weights)
         nodes = problem.nodes(key=nodes_key)
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)
@@ -264,12 +257,9 @@ class Chains(AbstractDrawing):
             log_size = log_size + self.adaptation * (acceptance - self.hmc.target_acceptance)
             return (positions, log_size), (positions, acceptance)
 
-        start = (positions, drawing.log_step_size)
-        (positions, log_size), (path, acceptance) = jax.lax.scan(
-            transition, start, jr.split(move_key, self.transitions)
-        )
-        # Persistent chains contribute all their positions; restarted ones only the last, farthest from the
-        # data.
+        start, keys = (positions, drawing.log_step_size), jr.split(move_key, self.transitions)
+        (positions, log_size), (path, acceptance) = jax.lax.scan(transition, start, keys)
+        # Persistent chains contribute all their positions; restarted ones the last, farthest from the data.
         draws = path.reshape(-1, positions.shape[1]) if self.persistent else positions
         weights = jnp.full(len(draws), 1.0 / len(draws))
         return ModelDraws(ChainStates(positions, log_size), draws, weights, jnp.mean(acceptance))

@@ -25,8 +25,6 @@ from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
 from kexpfam.model.spaces import spread_rows
 
-__all__ = ["FAMILIES", "AbstractDual", "DynamicsDual", "FlowDual", "MixtureDual", "PathwiseDraws"]
-
 Family = Callable[[np.ndarray, Tilt, Key[Array, ""]], "AbstractDual"]
 Points = Float[Array, "b d"]
 
@@ -112,6 +110,24 @@ class MixtureDual(AbstractDual):
         return 3 * self.means.size
 
 
+def spline_flow(
+    dim: int, layers: int, width: int, knots: int, interval: float, *, invert: bool, key: Key[Array, ""]
+) -> Any:
+    """Return an untrained flow of flowjax: masked autoregressive rational-quadratic splines of a normal.
+
+    With ``invert`` the density costs one pass and a draw one per coordinate, else the other way round.
+    """
+    try:
+        from flowjax.bijections import RationalQuadraticSpline
+        from flowjax.distributions import Normal
+        from flowjax.flows import masked_autoregressive_flow
+    except ImportError:
+        raise ImportError('a flow needs the package flowjax: pip install "kexpfam[flows]".') from None
+    base, spline = Normal(jnp.zeros(dim)), RationalQuadraticSpline(knots=knots, interval=interval)
+    sizes: Any = {"flow_layers": layers, "nn_width": width}
+    return masked_autoregressive_flow(key, base_dist=base, transformer=spline, invert=invert, **sizes)
+
+
 class FlowDual(AbstractDual):
     """An autoregressive flow of rational-quadratic splines from a normal; it cannot be stored."""
 
@@ -129,23 +145,8 @@ class FlowDual(AbstractDual):
         key: Key[Array, ""],
     ) -> "FlowDual":
         """Return a flow near the standard normal, with splines on ``interval`` standard deviations."""
-        try:
-            from flowjax.bijections import RationalQuadraticSpline
-            from flowjax.distributions import Normal
-            from flowjax.flows import masked_autoregressive_flow
-        except ImportError:
-            raise ImportError('family="flow" needs flowjax: pip install "kexpfam[flows]".') from None
-        # invert=False: draws, which training needs, cost one pass; the density of other points one per
-        # coordinate.
-        flow = masked_autoregressive_flow(
-            key,
-            base_dist=Normal(jnp.zeros(dim)),
-            transformer=RationalQuadraticSpline(knots=knots, interval=interval),
-            flow_layers=layers,
-            nn_width=width,
-            invert=False,
-        )
-        return cls(flow)
+        # Draws, which training needs, cost one pass; the density of other points costs one per coordinate.
+        return cls(spline_flow(dim, layers, width, knots, interval, invert=False, key=key))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow.log_prob(x)
@@ -235,9 +236,8 @@ class DynamicsDual(AbstractDual):
         start_key, momentum_key = jr.split(key)
         start = self.start.pathwise_draws(count, key=start_key)
         v0 = jr.normal(momentum_key, start.points.shape, start.points.dtype)
-        x, v = eqx.tree_at(lambda steps: steps.tilt, self.leapfrog, replace_fn=stop_gradients)(
-            start.points, v0
-        )
+        leapfrog = eqx.tree_at(lambda steps: steps.tilt, self.leapfrog, replace_fn=stop_gradients)
+        x, v = leapfrog(start.points, v0)
         return PathwiseDraws(x, start.shares, start.log_density + _log_normal(v0) - _log_normal(v))
 
 

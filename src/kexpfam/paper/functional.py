@@ -42,8 +42,6 @@ from kexpfam.model.spaces import (
 )
 from kexpfam.settings import check_at_least
 
-__all__ = ["Expansion", "Expansions", "FunctionalAscent", "FunctionalGradient", "RandomFeatureGradient"]
-
 # Kernel values in memory at a time where an expansion is evaluated at many points.
 NUMBERS_PER_CHUNK = 8_000_000
 
@@ -122,8 +120,9 @@ class SpaceFunction(eqx.Module):
         self, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> "SpaceFunction":
         """Return ``shrinkage`` times this function plus kernels at the targets."""
-        f = self.space.stepped(self.f, shrinkage, target, condition, coefficients)
-        return SpaceFunction(self.space, f)
+        return SpaceFunction(
+            self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients)
+        )
 
 
 def kernel_span(problem: Problem) -> KernelSpan:
@@ -200,10 +199,8 @@ class FunctionalAscent(eqx.Module):
         batches = draw(jr.split(key, self.ascents + 1))
         first = state.step * self.ascents
         rates = self.rate / jnp.sqrt(1.0 + (first + jnp.arange(self.ascents)) / self.horizon)
-        ascend = lambda point, inputs: (
-            functional_step(problem, point, *inputs, nu_speed=self.nu_speed),
-            None,
-        )
+        speed = self.nu_speed
+        ascend = lambda point, inputs: (functional_step(problem, point, *inputs, nu_speed=speed), None)
         point, _ = scan(ascend, state.point, (jax.tree.map(lambda rows: rows[:-1], batches), rates))
         last = jax.tree.map(lambda rows: rows[-1], batches)
         gradient = player_gradient(problem, point, last, lambda point: point.transport)
@@ -257,19 +254,13 @@ class FunctionalSolver(SaddleSolver):
         return self.ascent or (FunctionalAscent() if self.warm_start else FunctionalAscent.cold())
 
     def players(
-        self,
-        posed: SaddleProblem,
-        f: Any,
-        nu: Any,
-        *,
-        keys: tuple[Key[Array, ""], Key[Array, ""]],
-        **watchers: Unpack[Watchers],
+        self, posed: SaddleProblem, f: Any, nu: Any, *keys: Key[Array, ""], **watchers: Unpack[Watchers]
     ) -> tuple[SaddlePoint, Run]:
         """Return the players at the end of all steps from f and nu, and the run."""
         ascent, (init_key, run_key) = self.used_ascent, keys
         state = ascent.init(posed, f, SpaceFunction(posed.space, nu), key=init_key)
-        options: Any = {"steps": self.step_count, "stage": "saddle point", **watchers}
-        outcome = run(posed, ascent, state, key=run_key, **options)
+        stage, steps = "saddle point", self.step_count
+        outcome = run(posed, ascent, state, steps=steps, stage=stage, key=run_key, **watchers)
         return ascent.answer(outcome.state), outcome
 
 
@@ -311,7 +302,7 @@ class FunctionalGradient(FunctionalSolver):
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
         f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
         posed = saddle_problem(problem, reference, space)
-        answer, outcome = self.players(posed, f, nu, keys=(init_key, run_key), **watchers)
+        answer, outcome = self.players(posed, f, nu, init_key, run_key, **watchers)
         found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
         solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
         return solution._replace(facts=solution.facts | {"projection_error": error})
@@ -354,7 +345,7 @@ class RandomFeatureGradient(FunctionalSolver):
         problem = problem.within(FeatureSpace(problem.space.condition, span))
         weights, reference = self.start(problem, key=start_key)
         posed, nu = saddle_problem(problem, reference, problem.space), jnp.zeros_like(weights)
-        answer, outcome = self.players(posed, weights, nu, keys=(init_key, run_key), **watchers)
+        answer, outcome = self.players(posed, weights, nu, init_key, run_key, **watchers)
         return self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
 
 
@@ -363,7 +354,5 @@ def spectral_features(problem: Problem, count: int, *, key: Key[Array, ""]) -> R
     kernel = kernel_span(problem).kernel
     if not isinstance(kernel, AbstractStationary):
         name = type(kernel).__name__
-        raise ValueError(
-            f"random features are drawn from the spectrum of a stationary kernel; a {name} has none."
-        )
+        raise ValueError(f"random features need the spectrum of a stationary kernel; a {name} has none.")
     return RandomFeatures.draw(kernel, problem.sample.target.shape[1], count=count, key=key)

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, Key
 
-__all__ = ["Averaged", "AveragedState", "Mean", "RandomIterate", "RandomState", "WrappedState"]
-
 # Folded into the key of a step for the wrapper's own random numbers.
 CHOICE = 1_000_003
 

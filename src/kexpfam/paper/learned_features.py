@@ -32,8 +32,6 @@ from kexpfam.paper.functional import spectral_features
 from kexpfam.progress import Listener
 from kexpfam.settings import check_at_least
 
-__all__ = ["AdaptedFeatures", "DeepNetwork", "Evidence", "Learning", "Linear", "held_out_score", "learn"]
-
 NO_CONDITION = np.zeros((1, 0))
 
 

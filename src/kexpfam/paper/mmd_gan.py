@@ -9,7 +9,7 @@ discrepancy of *distinct* data points: with the diagonal of the data's Gram matr
 shrink to zero. The density is that of f in the space of the learned kernel, on the problem's centres.
 """
 
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -31,8 +31,6 @@ from kexpfam.paper.duals import AbstractDual, PathwiseDraws, stop_gradients
 from kexpfam.paper.functional import kernel_span
 from kexpfam.paper.singly_dual import DualSolver, DualState, divergence, dual_optimiser
 from kexpfam.settings import check_at_least
-
-__all__ = ["MMDGAN", "Deep", "Players", "Scaled", "regularised_mmd", "witness"]
 
 LEARNED = ("nothing", "lengthscales", "deep")
 
@@ -143,9 +141,7 @@ class MMDGAN(DualSolver):
     def __check_init__(self) -> None:
         check_at_least(self, 1, "kernel_width", "kernel_depth")
         if self.family == "dynamics":
-            raise ValueError(
-                "family='dynamics' follows f, here in closed form: use SinglyDual(family='dynamics')."
-            )
+            raise ValueError("family='dynamics' needs an f to follow: use SinglyDual(family='dynamics').")
         if self.learn not in LEARNED:
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
 
@@ -156,8 +152,7 @@ class MMDGAN(DualSolver):
         kernel = self._kernel(span.kernel, problem.sample.target.shape[1], key=kernel_key)
         state = self.init(Players(self.initial_dual(problem, key=start_key), kernel))
         posed = saddle_problem(problem, problem.base, problem.space)
-        options: Any = {"steps": self.steps, "stage": "saddle point", **watchers}
-        outcome = run(posed, self, state, key=run_key, **options)
+        outcome = run(posed, self, state, steps=self.steps, stage="saddle point", key=run_key, **watchers)
         players = outcome.state.averaged
         if self._learns:
             problem = problem.within(FeatureSpace(Constant(), KernelSpan.build(players.kernel, span.centres)))
@@ -193,16 +188,14 @@ class MMDGAN(DualSolver):
             return terms.value - (discrepancy - _own_pairs(problem, players.kernel)), terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
-        kernel, (dual_moments, kernel_moments) = state.players.kernel, state.moments
-        dual, dual_moments = descended(
-            state.players.dual, gradient.dual, dual_moments, decay * self.rate, dual_optimiser()
+        move = lambda part, slope, moments, rate: descended(
+            part, slope, moments, decay * rate, dual_optimiser()
         )
+        dual, kernel, moments = state.players.dual, state.players.kernel, list(state.moments)
+        dual, moments[0] = move(dual, gradient.dual, moments[0], self.rate)
         if self._learns:
-            kernel, kernel_moments = descended(
-                kernel, gradient.kernel, kernel_moments, decay * self.kernel_rate, dual_optimiser()
-            )
-        state = state.moved(Players(dual, kernel), [dual_moments, kernel_moments])
-        return state, MatchingHealth(terms)
+            kernel, moments[1] = move(kernel, gradient.kernel, moments[1], self.kernel_rate)
+        return state.moved(Players(dual, kernel), moments), MatchingHealth(terms)
 
 
 def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, ""]:

@@ -19,8 +19,6 @@ from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.model.measures import logsumexp
 from kexpfam.settings import check_at_least
 
-__all__ = ["Match", "MomentMatching"]
-
 # Rounding may leave a squared decrement of this size.
 ROUNDING = 1e-9
 
@@ -66,11 +64,8 @@ class MomentMatching(Solver):
         match = self.match(posed.mean_feature, posed.node_features, nodes.log_weights, problem.rkhs_penalty)
         converged = match.decrement <= max(self.tolerance, ROUNDING)
         status = Status.CONVERGED if converged else Status.RAN_ALL_STEPS
-        facts = {
-            "dual_value": match.value,
-            "newton_decrement": match.decrement,
-            "newton_steps": float(match.steps),
-        }
+        facts = {"dual_value": match.value, "newton_decrement": match.decrement}
+        facts["newton_steps"] = float(match.steps)
         tilt = problem.tilt(match.weights)
         return Solution(tilt, best_sampler(problem, tilt, nodes, Distillation(), key=key), status, {}, facts)
 

@@ -40,8 +40,6 @@ from kexpfam.settings import check_at_least
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["DualSolver", "SinglyDual", "divergence", "family_response", "singly_dual_terms"]
-
 
 Weights = Float[Array, " r"]
 
@@ -191,8 +189,7 @@ class SinglyDual(DualSolver):
         fixed = saddle_problem(problem, problem.base, problem.space)
         posed = SinglyDualProblem(fixed, jnp.asarray(data_features), metric)
         state = self.init(SinglyDualPlayers(jnp.zeros(problem.space.size), dual))
-        options: Any = {"steps": self.steps, "stage": "saddle point", **watchers}
-        outcome = run(posed, self, state, key=run_key, **options)
+        outcome = run(posed, self, state, steps=self.steps, stage="saddle point", key=run_key, **watchers)
         players = outcome.state.averaged
         dual = players.dual.following(problem.tilt(players.f_weights))
         return self.finish(problem, players.f_weights, dual, outcome, key=end_key)
@@ -215,15 +212,12 @@ class SinglyDual(DualSolver):
     def _cost(
         self, posed: SinglyDualProblem, f_weights: Float[Array, " r"], dual: AbstractDual, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], tuple[Float[Array, " r"], SinglyDualHealth]]:
-        # Each half of the draws sees f ahead by the step of the other half: a product of independent
-        # residuals.
+        # Each half of the draws sees f ahead by the step of the other half: the residuals are independent.
         tilt = stop_gradients(Tilt(cast(FeatureSpace, posed.problem.space), f_weights, posed.problem.base))
         dual = dual.following(tilt)
         halves = [dual.pathwise_draws(self.batch_size // 2, key=half) for half in jr.split(key)]
-        terms = lambda f_weights, draws: singly_dual_terms(
-            f_weights, posed.problem, posed.data_features, draws
-        )
-        value = lambda f_weights, draws: terms(f_weights, draws).value
+        terms = lambda f, draws: singly_dual_terms(f, posed.problem, posed.data_features, draws)
+        value = lambda f, draws: terms(f, draws).value
         steps = [posed.metric @ jax.lax.stop_gradient(jax.grad(value)(f_weights, draws)) for draws in halves]
         ahead = [f_weights + self.lookahead * step for step in reversed(steps)]
         cost = (value(ahead[0], halves[0]) + value(ahead[1], halves[1])) / 2
