@@ -282,7 +282,7 @@ class DoublyDual(eqx.Module):
             # Noise of another width has no length scales, and so no waves.
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
             transport = Free.draw(noise_dim, dim, condition_dim, waves=None, **shape)
-        moments = [moments_of(network, self._optimiser) for network in (nu, transport)]
+        moments = moments_of(nu, self._optimiser), moments_of(transport, self._optimiser)
         metric = Metric.start(f_weights.size if self.natural else 0)
         return SaddleState(SaddlePoint(f_weights, nu, transport), transport, *moments, metric, jnp.array(0))
 
