@@ -276,7 +276,7 @@ class TestKinds:
                 fits.append((self.column_names_, X.tolist(), self.columns))
                 raise ValueError("seen")
 
-        monkeypatch.setattr(kexpfam, "KernelExpFamily", Recorder, raising=False)
+        monkeypatch.setattr("kexpfam.cli.fitting.KernelExpFamily", Recorder)
         (tmp_path / "data.csv").write_text(MIXED)
         options = ["--kind", "share=bounded:0:1", "--kind", "code=category", "-o", tmp_path / "model.kexpfam"]
         assert "seen" in run("fit", tmp_path / "data.csv", *options)[2]

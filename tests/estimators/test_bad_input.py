@@ -209,7 +209,7 @@ class TestNumbersOfDraws:
 
     @pytest.mark.parametrize("levels", [None, "x", [0.5, "x"], [], 1.0], ids=repr)
     def test_levels_that_are_none_are_named(self, conditionals, levels):
-        with pytest.raises(ValueError, match="levels must lie strictly between 0 and 1"):
+        with pytest.raises(ValueError, match="levels must be one or more numbers strictly between 0 and 1"):
             conditionals[0].quantile(Z[:1], levels)
 
 

@@ -689,8 +689,14 @@ BAD_QUESTIONS = {
     ),
     "lengths": (lambda m: m.score_samples(PLACES, np.zeros(2)), "inconsistent numbers of samples"),
     "nan in y": (lambda m: m.score_samples(PLACES, [0.0, np.nan, 0.0]), "NaN"),
-    "level of one": (lambda m: m.quantile(PLACES, 1.0), "levels must lie strictly between 0 and 1"),
-    "level of nan": (lambda m: m.quantile(PLACES, [0.5, np.nan]), "levels must lie strictly between 0 and 1"),
+    "level of one": (
+        lambda m: m.quantile(PLACES, 1.0),
+        "levels must be one or more numbers strictly between 0 and 1",
+    ),
+    "level of nan": (
+        lambda m: m.quantile(PLACES, [0.5, np.nan]),
+        "levels must be one or more numbers strictly between 0 and 1",
+    ),
     "coverage": (lambda m: m.interval(PLACES, 1.0), "coverage must lie strictly between 0 and 1"),
     "two conditions": (lambda m: m.given(PLACES), "one condition of 1 numbers, got 3"),
     "no draws": (lambda m: m.sample(PLACES, 0), "n_samples must be a whole number of at least 1"),

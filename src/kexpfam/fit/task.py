@@ -31,7 +31,7 @@ class Splits(NamedTuple):
 
     @staticmethod
     def draw(rows: int, *, parts: int, share: float, seed: int) -> "Splits":
-        """Return ``parts`` random disjoint parts with this share of the rows each; fewer parts if rows are few."""
+        """Return at most ``parts`` random disjoint parts, each with this share of the rows."""
         size = max(1, int(share * rows))
         parts = min(parts, rows // size)
         order = np.random.default_rng(seed).permutation(rows)
