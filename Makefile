@@ -50,7 +50,7 @@ docs: .venv/.installed
 # Install the lower bounds of pyproject.toml in their own environment and run a short program there.
 check-lowest:
 	python3 -m venv .venv-lowest
-	sed -n '/^dependencies = \[/,/^\]/s/^  "\([A-Za-z-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml > .venv-lowest/lowest.txt
+	sed -n '/^dependencies = \[/,/^\]/s/^  "\([A-Za-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install -q -c .venv-lowest/lowest.txt .
 	KEXPFAM_CACHE=off .venv-lowest/bin/python tests/smoke.py
 	rm -rf .venv-lowest
