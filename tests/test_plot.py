@@ -160,7 +160,7 @@ def test_the_trace_of_every_solver_is_shown_under_its_own_names(name):
     module, solver, _ = SOLVERS[name]
     records = getattr(importlib.import_module(f"kexpfam.{module}"), solver).records
     trace = {record: np.arange(3.0) + place for place, record in enumerate(records)}
-    model = SimpleNamespace(solution_=SimpleNamespace(trace=trace))
+    model = type("Solved", (KernelExpFamily,), {"solution_": SimpleNamespace(trace=trace)})()
     if not records:
         with pytest.raises(ValueError, match="no steps to show"):
             plot.plot_trace(model)
