@@ -22,6 +22,9 @@ from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.settings import check_at_least
 
+# Fewest chains of refined draws.
+LEAST_CHAINS = 64
+
 
 class HMC(eqx.Module):
     """Settings of Hamiltonian Monte Carlo."""
@@ -181,11 +184,15 @@ def refine(
     The shape is (count, d), or (rows of X, count, d) under conditions, in data units.
     """
     refine_key, rest_key = jr.split(key)
+    # The number of chains is rounded up to a power of two, so that few programs are compiled.
+    rounded = lambda count: 1 << (max(count, LEAST_CHAINS) - 1).bit_length()
     if not density.conditional or X is None:
-        draws = refined(density.tilt, density.sampler, count, steps, key=refine_key)
-        return density.in_data_units(draws, key=rest_key)
+        draws = refined(density.tilt, density.sampler, rounded(count), steps, key=refine_key)
+        return density.in_data_units(draws[:count], key=rest_key)
     condition = np.repeat(density.inputs.to_model(X), count, axis=0)
-    draws = refined_each(density.tilt, density.sampler, condition, steps, key=refine_key)
+    chains = np.minimum(np.arange(rounded(len(condition))), len(condition) - 1)
+    draws = refined_each(density.tilt, density.sampler, condition[chains], steps, key=refine_key)
+    draws = draws[: len(condition)]
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
 
 

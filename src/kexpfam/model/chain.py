@@ -349,12 +349,18 @@ class Chain(eqx.Module):
         """
         return self.columns.log_densities(*self.outputs(self.rows(y, x), dropout), y, cells)
 
+    def single(self, x: Float[AnyArray, "n p"]) -> tuple[AnyArray, Float[AnyArray, " n"] | None]:
+        """Return the outputs for a single column, and the probability of its atom."""
+        rows = x.__array_namespace__().concatenate(
+            [x, np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1
+        )
+        (outputs,), logits = self.outputs(rows)
+        return outputs[:, 0], _sigmoid(logits[:, 0]) if self.columns.atoms else None
+
     def law(self, x: Float[np.ndarray, "n p"]) -> tuple[PiecewiseLaw, np.ndarray | None]:
         """Return the law of a single column without its atom, and the probability of the atom."""
-        rows = np.concatenate([x, np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1)
-        (outputs,), logits = self.outputs(rows)
-        law = self.columns.families[0].at(0).law(outputs[:, 0], None)
-        return law, _sigmoid(logits[:, 0]) if self.columns.atoms else None
+        outputs, chance = self.single(x)
+        return self.columns.families[0].at(0).law(outputs, None), chance
 
     def sample(
         self,

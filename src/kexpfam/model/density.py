@@ -25,6 +25,8 @@ from kexpfam.model.measures import (
     ConditionalMeasure,
     Nodes,
     draw_each,
+    drawn_in_blocks,
+    in_blocks,
     log_density_each,
     logsumexp,
 )
@@ -220,8 +222,8 @@ class Completion(eqx.Module):
 
     def complete(self, values: np.ndarray, *, key: RandomKey) -> np.ndarray:
         """Return points with these values in ``dims`` and the other coordinates drawn."""
-        with double_precision():
-            return np.asarray(_complete(self, values, key))
+        of_block = lambda rows, index: _complete(self, rows, jr.fold_in(key, index[0]))
+        return in_blocks(of_block, values, np.arange(len(values)))
 
 
 class TiltedDensity(AbstractDensity):
@@ -293,11 +295,11 @@ class TiltedDensity(AbstractDensity):
     def sample(self, count: int, X: np.ndarray | None = None, *, key: RandomKey) -> np.ndarray:
         draw_key, rest_key = (key, key) if self.completion is None else jr.split(key)
         if self.conditional:
-            with double_precision():
-                draws = np.asarray(_draw_several(self.sampler, self._conditions(X, 1), count, draw_key))
+            condition, size = self._conditions(X, 1), 1 << (count - 1).bit_length()
+            of_block = lambda x, rows: _draw_several(self.sampler, x, size, jr.fold_in(draw_key, rows[0]))
+            draws = in_blocks(of_block, condition, np.arange(len(condition)))[:, :count]
             return self.in_data_units(draws, key=rest_key)
-        # Counts are rounded up so that few programs are compiled.
-        return self.in_data_units(self.sampler.draws(_rounded(count), key=draw_key), key=rest_key)[:count]
+        return self.in_data_units(drawn_in_blocks(self.sampler.draws, count, key=draw_key), key=rest_key)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: RandomKey) -> Float[Array, " d"]:
         draw_key, rest_key = (key, key) if self.completion is None else jr.split(key)
@@ -371,9 +373,3 @@ def _draw_with_density(
 _complete = eqx.filter_jit(lambda part, values, key: part.base.completed(part.dims, values, key=key))
 _draw = eqx.filter_jit(lambda sampler, count, key: sampler.draw(jnp.zeros((count, 0)), key=key))
 _draw_several = eqx.filter_jit(lambda sampler, x, count, key: sampler.draw_several(x, count, key=key))
-
-
-def _rounded(count: int) -> int:
-    """Return the next of 4 sizes per power of two, so that few programs are compiled."""
-    quantum = max(2 ** (max(count - 1, 1).bit_length() - 3), 1)
-    return -(-count // quantum) * quantum

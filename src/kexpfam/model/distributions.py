@@ -20,6 +20,7 @@ __all__ = [
     "FAR",
     "MEAN_DRAWS",
     "AbstractDensity",
+    "AbstractDistributions",
     "Distributions",
     "MomentWarning",
     "mean_of_draws",
@@ -34,6 +35,8 @@ FAR = 1e150
 OUTER_MASS, OUTER_DRAWS = 1e-4, 1e-2
 # Draws for the mean of several targets.
 MEAN_DRAWS = 512
+# Most steps of a search for a quantile, and the relative rounding of its result.
+MOST_STEPS, ROUNDING = 120, 2e-15
 # Rows whose distribution functions are in memory at a time.
 ROWS = 2048
 
@@ -42,13 +45,81 @@ class MomentWarning(UserWarning):
     """Moments of some laws are NaN, because mass that no data supports would decide them."""
 
 
-class Distributions(eqx.Module):
-    """``P(Y <= points[i, j]) = levels[i, j]``, linear in between; both rise along a row, levels from 0 to 1.
+class AbstractDistributions(eqx.Module):
+    """Distributions of one number, one per row.
 
     Moments are exact. A moment is NaN, with a ``MomentWarning``, where the outer mass decides it: where it
     differs from that of the law with its outer 1e-4 of mass on either side moved to the quantiles there, by
     more than the standard deviation of the latter.
     """
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abc.abstractmethod
+    def cdf(self, y: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return ``P(Y <= y)`` of several values per row."""
+
+    @abc.abstractmethod
+    def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return the quantiles at several levels per row."""
+
+    @abc.abstractmethod
+    def cells(self) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m"]]:
+        """Return the middles of all cells, in any order, and their masses."""
+
+    @abc.abstractmethod
+    def moments(self, *ends: Float[np.ndarray, "n 1"]) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of each row; values outside the ends are moved there."""
+
+    @abc.abstractmethod
+    def polygon(self) -> "Distributions":
+        """Return the distribution functions as polygons."""
+
+    def mean(self) -> Float[np.ndarray, " n"]:
+        """Return the mean of each row."""
+        (mean, _), (inner, deviation) = self.moments(), self.moments(*self._inner_ends())
+        return _unless_outer(mean, np.abs(mean - inner), deviation, "mean")
+
+    def variance(self) -> Float[np.ndarray, " n"]:
+        """Return the variance of each row."""
+        (_, deviation), (_, inner) = self.moments(), self.moments(*self._inner_ends())
+        return _unless_outer(deviation, deviation - inner, inner, "variance") ** 2
+
+    def centre(self, kind: AbstractKind) -> Float[np.ndarray, " n"]:
+        """Return the mean of numbers, the likeliest label, or the mean direction of angles."""
+        return self.mean() if kind.others.has_mean else kind.centre(*self.cells())
+
+    def mean_difference(self) -> Float[np.ndarray, " n"]:
+        """Return ``E|Y - Y'|`` of two independent draws of each row: twice the integral of ``F (1 - F)``."""
+        points, levels = self.polygon().points, self.polygon().levels
+        left, right = levels[:, :-1], levels[:, 1:]
+        heights = 0.5 * (left + right) - (left**2 + left * right + right**2) / 3.0
+        return 2.0 * np.sum(np.diff(points, axis=1) * heights, axis=1)
+
+    def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        r"""Return the CRPS, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
+
+        Each side of y is a polygon of its own, of which the integral of the square is known.
+        """
+        whole, at = self.polygon(), self.cdf(y[:, None])
+        points = np.concatenate([whole.points, y[:, None]], axis=1)
+        order = np.argsort(points, axis=1, kind="stable")
+        points = np.take_along_axis(points, order, axis=1)
+        levels = np.take_along_axis(np.concatenate([whole.levels, at], axis=1), order, axis=1)
+        below = points[:, 1:] <= y[:, None]
+        left, right = (np.where(below, part, 1.0 - part) for part in (levels[:, :-1], levels[:, 1:]))
+        return np.sum(np.diff(points, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
+
+    def _inner_ends(self) -> np.ndarray:
+        """Return the quantiles of the outer mass, (2, rows, 1); infinite where they coincide."""
+        low, high = self.quantile(np.tile([OUTER_MASS, 1.0 - OUTER_MASS], (len(self), 1))).T[:, :, None]
+        return np.where(high > low, [low, high], [[[-FAR]], [[FAR]]])
+
+
+class Distributions(AbstractDistributions):
+    """``P(Y <= points[i, j]) = levels[i, j]``, linear in between; both rise, levels from 0 to 1."""
 
     points: Float[np.ndarray, "n m"]
     levels: Float[np.ndarray, "n m"]
@@ -78,81 +149,138 @@ class Distributions(eqx.Module):
         return len(self.points)
 
     def cdf(self, y: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-        """Return ``P(Y <= y)`` of several values per row."""
         return _interpolated(y, self.points, self.levels)
 
     def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-        """Return the quantiles at several levels per row."""
         return _interpolated(levels, self.levels, self.points)
 
-    def mean(self) -> Float[np.ndarray, " n"]:
-        """Return the mean of each row."""
-        (mean, _), (inner, deviation) = self._moments(self.points), self._moments(self._winsorised())
-        return _unless_outer(mean, np.abs(mean - inner), deviation, "mean")
+    def cells(self) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m"]]:
+        return 0.5 * (self.points[:, 1:] + self.points[:, :-1]), np.diff(self.levels, axis=1)
 
-    def variance(self) -> Float[np.ndarray, " n"]:
-        """Return the variance of each row."""
-        (_, deviation), (_, inner) = self._moments(self.points), self._moments(self._winsorised())
-        return _unless_outer(deviation, deviation - inner, inner, "variance") ** 2
+    def moments(self, *ends: Float[np.ndarray, "n 1"]) -> tuple[np.ndarray, np.ndarray]:
+        points, masses = np.clip(self.points, *ends) if ends else self.points, np.diff(self.levels, axis=1)
+        mean = 0.5 * np.einsum("ij,ij->i", masses, points[:, 1:] + points[:, :-1])
+        away = points - mean[:, None]
+        left, right = away[:, :-1], away[:, 1:]
+        squares = left * left + left * right + right * right
+        return mean, np.sqrt(np.einsum("ij,ij->i", masses, squares) / 3.0)
 
-    def centre(self, kind: AbstractKind) -> Float[np.ndarray, " n"]:
-        """Return the mean of numbers, the likeliest label, or the mean direction of angles."""
-        if not kind.others.has_mean:
-            middles = 0.5 * (self.points[:, 1:] + self.points[:, :-1])
-            return kind.centre(middles, np.diff(self.levels, axis=1))
-        return self.mean()
+    def polygon(self) -> "Distributions":
+        return self
 
-    def _moments(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of each row, with these points for those of the law."""
-        masses = np.diff(self.levels, axis=1)
-        mean = np.sum(masses * 0.5 * (points[:, 1:] + points[:, :-1]), axis=1)
-        left, right = points[:, :-1] - mean[:, None], points[:, 1:] - mean[:, None]
-        return mean, np.sqrt(np.sum(masses * (left**2 + left * right + right**2) / 3.0, axis=1))
-
-    def _winsorised(self) -> np.ndarray:
-        """Return the points, those outside the quantiles of the outer mass moved to these quantiles."""
-        low, high = self.quantile(np.tile([OUTER_MASS, 1.0 - OUTER_MASS], (len(self), 1))).T[:, :, None]
-        return np.clip(self.points, *np.where(high > low, [low, high], [[[-FAR]], [[FAR]]]))
-
-    def mean_difference(self) -> Float[np.ndarray, " n"]:
-        """Return ``E|Y - Y'|`` of two independent draws of each row: twice the integral of ``F (1 - F)``."""
-        left, right = self.levels[:, :-1], self.levels[:, 1:]
-        heights = 0.5 * (left + right) - (left**2 + left * right + right**2) / 3.0
-        return 2.0 * np.sum(np.diff(self.points, axis=1) * heights, axis=1)
-
-    def crps(self, y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        r"""Return the CRPS, :math:`\int (F(t) - 1[y \le t])^2 dt`, of each row.
-
-        Each side of y is a polygon of its own, of which the integral of the square is known.
-        """
-        at = self.cdf(y[:, None])
-        points = np.concatenate([self.points, y[:, None]], axis=1)
-        order = np.argsort(points, axis=1, kind="stable")
-        points = np.take_along_axis(points, order, axis=1)
-        levels = np.take_along_axis(np.concatenate([self.levels, at], axis=1), order, axis=1)
-        below = points[:, 1:] <= y[:, None]
-        left, right = (np.where(below, part, 1.0 - part) for part in (levels[:, :-1], levels[:, 1:]))
-        return np.sum(np.diff(points, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
+    @property
+    def jumps(self) -> bool:
+        """Return whether a distribution function jumps between its ends."""
+        points = self.points
+        repeated = (points[:, 1:] == points[:, :-1]) & (points[:, 1:] > points[:, :1])
+        return bool(np.any(repeated & (points[:, 1:] < points[:, -1:])))
 
     @staticmethod
-    def mixture(parts: "Sequence[Distributions]", weights: Float[np.ndarray, " k"]) -> "Distributions":
-        """Return the mixture of distributions, row by row: exact, on the points of all of them.
+    def mixture(
+        parts: "Sequence[AbstractDistributions]", weights: Float[np.ndarray, " k"]
+    ) -> AbstractDistributions:
+        """Return the mixture of distributions, row by row."""
+        laws = [MixedDistributions.of(part) for part in parts]
+        longest = max(law.points.shape[2] for law in laws)
+        # The last point is repeated where a part has fewer points.
+        repeat = lambda values: np.repeat(values[:, :, -1:], longest - values.shape[2], axis=2)
+        fill = lambda values: values if values.shape[2] == longest else np.dstack([values, repeat(values)])
+        points, levels = (
+            np.concatenate([fill(getattr(law, name)) for law in laws], axis=1)
+            for name in ("points", "levels")
+        )
+        shares = [weight * law.weights for weight, law in zip(weights / np.sum(weights), laws, strict=True)]
+        mixed = MixedDistributions(points, levels, np.concatenate(shares))
+        return mixed.polygon() if mixed.flat.jumps else mixed
+
+
+class MixedDistributions(AbstractDistributions):
+    """Mixtures of distributions without jumps, which are merged only where a polygon is needed."""
+
+    points: Float[np.ndarray, "n k m"]
+    levels: Float[np.ndarray, "n k m"]
+    weights: Float[np.ndarray, " k"]
+
+    @staticmethod
+    def of(law: AbstractDistributions) -> "MixedDistributions":
+        """Return a law as a mixture, of a single part unless it is one."""
+        if isinstance(law, MixedDistributions):
+            return law
+        whole = law.polygon()
+        return MixedDistributions(whole.points[:, None], whole.levels[:, None], np.ones(1))
+
+    @property
+    def flat(self) -> Distributions:
+        """Return the parts of all rows as rows of their own."""
+        size = self.points.shape[2]
+        return Distributions(self.points.reshape(-1, size), self.levels.reshape(-1, size))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def cdf(self, y: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        return self._mixed(self.flat.cdf(self._repeated(y)))
+
+    def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+        """Return the quantiles by the Illinois method, between those of the parts.
+
+        They are those of the polygon up to rounding.
+        """
+        found = self.flat.quantile(self._repeated(levels)).reshape(*self.points.shape[:2], -1)
+        low, high = found.min(axis=1), found.max(axis=1)
+        low, high = np.where(levels >= 1.0, high, low), np.where(levels <= 0.0, low, high)
+        below, above = levels - self.cdf(low), self.cdf(high) - levels
+        rose = np.full(levels.shape, -1)
+        for _ in range(MOST_STEPS):
+            if np.all(high - low <= ROUNDING * (np.abs(low) + np.abs(high))):
+                break
+            total = below + above
+            middle = low + np.where(total > 0.0, below / np.where(total > 0.0, total, 1.0), 0.5) * (
+                high - low
+            )
+            rest = levels - self.cdf(middle)
+            exact, up = np.abs(rest) <= ROUNDING, rest >= 0.0
+            # The distance of the end that stays twice is halved, so that it moves as well.
+            below = np.where(up, rest, np.where(rose == 0, 0.5 * below, below))
+            above = np.where(up, np.where(rose == 1, 0.5 * above, above), -rest)
+            low, high = np.where(up | exact, middle, low), np.where(~up | exact, middle, high)
+            rose = up.astype(int)
+        return 0.5 * (low + high)
+
+    def cells(self) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m"]]:
+        middles, masses = (part.reshape(*self.points.shape[:2], -1) for part in self.flat.cells())
+        masses = self.weights[:, None] * masses
+        return middles.reshape(len(self), -1), masses.reshape(len(self), -1)
+
+    def moments(self, *ends: Float[np.ndarray, "n 1"]) -> tuple[np.ndarray, np.ndarray]:
+        means, deviations = self.flat.moments(*map(self._repeated, ends))
+        mean = self._mixed(means)
+        return mean, np.sqrt(self._mixed(deviations**2 + (means - self._repeated(mean)) ** 2))
+
+    def polygon(self) -> Distributions:
+        """Return the mixture on the points of all parts.
 
         Where points repeat there may be a jump: the first of them has the level before it.
         """
-        points = np.sort(np.concatenate([part.points for part in parts], axis=1), axis=1)
-        levels = np.asarray(
-            sum(weight * part.cdf(points) for weight, part in zip(weights, parts, strict=True))
-        )
+        points = np.sort(self.points.reshape(len(self), -1), axis=1)
+        levels = self.cdf(points)
         repeated = points[:, 1:] == points[:, :-1]
         if np.any(repeated):
-            before = sum(
-                weight * _interpolated(points, part.points, part.levels, side="left")
-                for weight, part in zip(weights, parts, strict=True)
-            )
+            flat = self.flat
+            before = _interpolated(self._repeated(points), flat.points, flat.levels, side="left")
             first = np.concatenate([np.ones((len(points), 1), bool), ~repeated], axis=1)
-            levels = np.where(first, np.asarray(before), levels)
-        return Distributions(points, levels / np.sum(weights))
+            levels = np.where(first, self._mixed(before), levels)
+        return Distributions(points, levels)
+
+    def _repeated(self, values: np.ndarray) -> np.ndarray:
+        """Return the rows once per part."""
+        return np.repeat(values, len(self.weights), axis=0)
+
+    def _mixed(self, values: np.ndarray) -> np.ndarray:
+        """Return the weighted sums over the parts."""
+        return np.einsum(
+            "k,nk...->n...", self.weights, values.reshape(*self.points.shape[:2], *values.shape[1:])
+        )
 
 
 def mean_of_draws(draws: Float[np.ndarray, "n m"], kind: AbstractKind) -> Float[np.ndarray, " n"]:
@@ -228,7 +356,7 @@ class AbstractDensity(eqx.Module):
         """Return the density under one condition, which has no condition itself."""
 
     @abc.abstractmethod
-    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+    def distributions(self, X: np.ndarray | None = None) -> AbstractDistributions:
         """Return the distribution of the single target under each condition, or of the only one."""
 
     def mean(
@@ -254,7 +382,7 @@ class AbstractDensity(eqx.Module):
         """Return the CRPS of each row: the integral of ``(F(t | x) - 1[y <= t])^2``."""
         return np.concatenate([part.crps(targets[rows, 0]) for part, rows in self._pieces(X)])
 
-    def _pieces(self, X: np.ndarray | None) -> Iterator[tuple[Distributions, slice]]:
+    def _pieces(self, X: np.ndarray | None) -> Iterator[tuple[AbstractDistributions, slice]]:
         """Yield the distributions of blocks of rows, and the slices of these."""
         if not self.conditional or X is None:
             yield self.distributions(X), slice(None)
@@ -319,10 +447,7 @@ def _interpolated(
 ) -> np.ndarray:
     """Return each row's polygon at several places, from the given side where it jumps, constant outside."""
     low, high, count = abscissae[:, :1], abscissae[:, -1:], abscissae.shape[1]
-    place = np.stack(
-        [np.searchsorted(row, wanted, side=side) for row, wanted in zip(abscissae, at, strict=True)]
-    )
-    place = np.clip(place - 1, 0, count - 2)
+    place = np.clip(_places(abscissae, at, side) - 1, 0, count - 2)
     (left, right), (bottom, top) = (
         (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
@@ -333,6 +458,22 @@ def _interpolated(
     )
     inner = bottom + np.clip(share, 0.0, 1.0) * (top - bottom)
     return np.where(at < low, ordinates[:, :1], np.where(at > high, ordinates[:, -1:], inner))
+
+
+def _places(abscissae: np.ndarray, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
+    """Return ``numpy.searchsorted`` of each row, by bisection in all rows at once if values are few."""
+    rows, count = abscissae.shape
+    if at.shape[1] > count:
+        both = zip(abscissae, at, strict=True)
+        return np.stack([np.searchsorted(row, wanted, side=side) for row, wanted in both])
+    before = np.less_equal if side == "right" else np.less
+    flat, start = np.ravel(abscissae), count * np.arange(rows)[:, None]
+    place, step = np.zeros(at.shape, int), 1 << (count.bit_length() - 1)
+    while step:
+        further = np.minimum(place + step, count)
+        place = np.where(before(flat[start + further - 1], at), further, place)
+        step //= 2
+    return place
 
 
 def scores(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -17,15 +17,21 @@ from threadpoolctl import ThreadpoolController
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
+from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain
 from kexpfam.model.density import Inputs
-from kexpfam.model.distributions import MEAN_DRAWS, AbstractDensity, Distributions, mean_of_draws, narrowed
-from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.model.distributions import (
+    MEAN_DRAWS,
+    AbstractDensity,
+    AbstractDistributions,
+    Distributions,
+    mean_of_draws,
+    narrowed,
+)
+from kexpfam.model.families import RealLine
+from kexpfam.model.measures import AbstractMeasure, drawn_in_blocks, in_blocks, logsumexp
 
 __all__ = ["ChainDensity", "LawDensity", "Stack"]
-
-# Probabilities in memory at a time.
-CHUNK_NUMBERS = 4_000_000
 
 
 @lru_cache
@@ -59,26 +65,23 @@ class ChainDensity(AbstractDensity):
         xp, condition = targets.__array_namespace__(), self._conditions(X, len(targets))
         inside = self.scaling.inside(targets)
         z = xp.where(inside[:, None], self.scaling.to_model(targets), 0.0)
-        rows = max(1, CHUNK_NUMBERS // (self.members.columns.cells * z.shape[1]))
-        pieces = [
-            self.log_model_density(z[i : i + rows], condition[i : i + rows]) for i in range(0, len(z), rows)
-        ]
-        log_density = xp.concatenate(pieces) if pieces else np.zeros(0)
+        log_density = self.log_model_density(z, condition)
         return xp.where(inside, log_density + self.scaling.log_jacobian(targets), -np.inf)
 
     def log_model_density(
         self, z: Float[AnyArray, "n d"], condition: Float[AnyArray, "n p"]
     ) -> Float[AnyArray, " n"]:
         """Return the log density of targets in model units."""
-        log_density = lambda member, _: member.log_densities(z, condition).sum(1)
-        parts = self.of_members(log_density, threads=not isinstance(z, jax.Array))
-        return logsumexp(z.__array_namespace__().stack(parts), axis=0) - np.log(len(self))
+        if isinstance(z, jax.Array):
+            parts = [self.members.member(k).log_densities(z, condition).sum(1) for k in range(len(self))]
+            return logsumexp(jnp.stack(parts), axis=0) - np.log(len(self))
+        with double_precision():
+            members = jax.device_put(self.members)
+        return in_blocks(lambda *rows: _scores(members, *rows), z, condition)
 
-    def of_members(self, function: Callable, *, threads: bool = True) -> list:
-        """Return ``function(member, k)`` of every member, in threads unless JAX traces it."""
+    def of_members(self, function: Callable) -> list:
+        """Return ``function(member, k)`` of every member, in threads."""
         one = lambda k: function(self.members.member(k), k)
-        if not threads:
-            return [one(k) for k in range(len(self))]
         # The members share the cores, so that each has one thread of linear algebra.
         with _libraries().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(one, range(len(self))))
@@ -123,21 +126,27 @@ class ChainDensity(AbstractDensity):
         at = self.inputs.to_model(x[None])[0]
         return eqx.tree_at(lambda d: d.at, self, at, is_leaf=lambda leaf: leaf is None)
 
-    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+    def distributions(self, X: np.ndarray | None = None) -> AbstractDistributions:
         if self.members.dim != 1:
             raise ValueError(
                 "distribution functions and quantiles are for targets of one dimension; use sample instead."
             )
         condition = self._conditions(X, 1)
-        parts = [self._distributions(self.members.member(k), condition) for k in range(len(self))]
+        if isinstance(self.members.columns.families[0], RealLine):
+            with double_precision():
+                own = jax.device_put((self.members, self.scaling))
+            found = in_blocks(lambda rows: _cells(*own, rows), condition)
+            parts = [Distributions.of_cells(*cells) for *cells, _ in found]
+            chances = [chance for *_, chance in found]
+        else:
+            laws = [self.members.member(k).law(condition) for k in range(len(self))]
+            units = lambda points: self.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
+            parts = [Distributions.of_levels(units(law.points), law.levels) for law, _ in laws]
+            chances = [chance for _, chance in laws]
+        atom = self.scaling.kinds[0].atom
+        if atom is not None:
+            parts = [part.with_atom(atom, chance) for part, chance in zip(parts, chances, strict=True)]
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
-
-    def _distributions(self, member: Chain, condition: np.ndarray) -> Distributions:
-        (points, levels), chance = member.law(condition)
-        with np.errstate(over="ignore"):
-            values = self.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
-        found = Distributions.of_levels(values, levels)
-        return found if chance is None else found.with_atom(self.scaling.kinds[0].atom, chance)
 
     def mean(
         self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
@@ -187,6 +196,32 @@ class ChainDensity(AbstractDensity):
         return self.inputs.to_model(X)
 
 
+@jax.jit
+def _scores(members: Chain, z: Float[Array, "n d"], condition: Float[Array, "n p"]) -> Float[Array, " n"]:
+    """Return the log density of the mixture of members, one member at a time."""
+    of_member = lambda weights: weights.within(members.layout).log_densities(z, condition).sum(1)
+    parts = jax.lax.map(of_member, members.within(None))
+    return logsumexp(parts, axis=0) - np.log(len(parts))
+
+
+@jax.jit
+def _cells(
+    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
+) -> list[tuple[Array, Array, Array | None]]:
+    """Return each member's cells of a single real column: edges in data units, masses, the atom's chance."""
+
+    def of_member(weights: Chain) -> tuple[Array, Array, Array | None]:
+        outputs, chance = weights.within(members.layout).single(condition)
+        family = cast(RealLine, members.columns.families[0]).at(0)
+        params = family.params(outputs)
+        edges, masses = params.cells(family.cells)
+        return scaling.to_data(params.in_units(edges).reshape(-1, 1)).reshape(edges.shape), masses, chance
+
+    found = jax.lax.map(of_member, members.within(None))
+    of_place = lambda k: jax.tree.map(lambda part: part[k], found)
+    return [of_place(k) for k in range(members.order.shape[0])]
+
+
 def uniform_levels(rng: np.random.Generator, count: int, dim: int) -> Float[np.ndarray, "n d"]:
     """Return random levels of distribution functions, (count, dim)."""
     return rng.random((dim, count), np.float32).T
@@ -208,7 +243,7 @@ class LawDensity(AbstractDensity):
         return self.law.log_densities(self.scaling.to_model(targets)) + self.scaling.log_jacobian(targets)
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
-        return self.scaling.to_data(self.law.draws(count, key=key))
+        return self.scaling.to_data(drawn_in_blocks(self.law.draws, count, key=key))
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         law, scaling = narrowed((self.law, self.scaling))
@@ -217,7 +252,7 @@ class LawDensity(AbstractDensity):
     def given(self, x: np.ndarray) -> AbstractDensity:
         raise TypeError("this density has no condition.")
 
-    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+    def distributions(self, X: np.ndarray | None = None) -> AbstractDistributions:
         raise ValueError("a law has no distribution function; use sample instead.")
 
 
@@ -268,7 +303,7 @@ class Stack(AbstractDensity):
     def given(self, x: np.ndarray) -> "Stack":
         return Stack(tuple(part.given(x) for part in self.parts), self.weights, self.scaling)
 
-    def distributions(self, X: np.ndarray | None = None) -> Distributions:
+    def distributions(self, X: np.ndarray | None = None) -> AbstractDistributions:
         return Distributions.mixture([part.distributions(X) for part in self.parts], self.weights)
 
     def mean(self, X: np.ndarray | None = None, **options: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ it depends on one.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -31,6 +31,10 @@ COVARIANCE_FLOOR = 1e-5
 LOG_SCALES = (-6.0, 2.0)
 # Numbers in memory at a time when many points are evaluated.
 NUMBERS_PER_CHUNK = 8_000_000
+# Rows of a small and of a large block of a compiled program.
+ROWS_PER_BLOCK = 16, 512
+# Draws of a small and of a large block.
+DRAWS_PER_BLOCK = 256, 4096
 
 Dims = tuple[int, ...]
 
@@ -50,6 +54,42 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384)
         return np.concatenate(
             [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
         )
+
+
+def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:
+    """Return ``compute(*arrays)`` as NumPy arrays, in blocks of rows of two sizes, the last one padded.
+
+    A compiled function has two programs then, whatever the number of rows.
+    """
+    count = len(arrays[0])
+
+    def padded(array: np.ndarray, start: int, size: int) -> np.ndarray:
+        block = array[start : start + size]
+        return np.concatenate([block, np.zeros((size - len(block), *array.shape[1:]), array.dtype)])
+
+    with double_precision():
+        found = [compute(*(padded(array, *block) for array in arrays)) for block in _blocks(count)]
+        pieces = [jax.tree.map(np.asarray, piece) for piece in found]
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *pieces)
+
+
+def drawn_in_blocks(draw: Callable, count: int, *, key: RandomKey) -> np.ndarray:
+    """Return ``count`` draws by ``draw(size, key=...)`` in blocks of one of two sizes.
+
+    A compiled sampler has two programs then, whatever the number of draws.
+    """
+    size = next((size for size in DRAWS_PER_BLOCK if count <= size), DRAWS_PER_BLOCK[-1])
+    blocks = [draw(size, key=jr.fold_in(key, k)) for k in range(-(-max(count, 1) // size))]
+    return np.concatenate(blocks)[:count]
+
+
+def _blocks(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the size of every block, at least one; a few rows are small blocks."""
+    (small, large), start = ROWS_PER_BLOCK, 0
+    while start < max(count, 1):
+        size = large if count - start > 4 * small else small
+        yield start, size
+        start += size
 
 
 class Nodes(NamedTuple):

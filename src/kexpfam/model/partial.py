@@ -6,6 +6,7 @@ part, and draws with these weights follow the unknown part given the known one. 
 that density itself; for chains it is where the known columns come first.
 """
 
+from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -50,20 +51,28 @@ class Completions(NamedTuple):
 
 def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
     """Return about ``count`` completions of every row; NaN marks unknown cells."""
-    rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
-    pieces = range(0, len(values), rows)
-    parts = [_completed(density, values[i : i + rows], count, jr.fold_in(key, i)) for i in pieces]
+    parts = list(_completed_blocks(density, values, count, key))
     whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     return Completions(whole, weights, parts[0].strata)
 
 
+def _completed_blocks(
+    density: Any, values: np.ndarray, count: int, key: Key[Array, ""]
+) -> Iterator[Completions]:
+    """Yield the completions of blocks of rows."""
+    rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
+    for i in range(0, len(values), rows):
+        yield _completed(density, values[i : i + rows], count, jr.fold_in(key, i))
+
+
 def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-    """Return the log density of the known part of each row."""
+    """Return the log density of the known part of each row; one block of completions is in memory."""
     found = np.zeros(len(values))
     whole = ~np.isnan(values).any(axis=1)
     found[whole] = density.log_density(values[whole])
     if not np.all(whole):
-        found[~whole] = [one.value for one in completed(density, values[~whole], count, key=key).evidence()]
+        blocks = _completed_blocks(density, values[~whole], count, key)
+        found[~whole] = [one.value for block in blocks for one in block.evidence()]
     return found
 
 

@@ -1,0 +1,81 @@
+"""Seconds of scores, predictions, quantiles and draws, beside scikit-learn's peers in the same run.
+
+    python benchmarks/inference.py            # prints and appends a record
+    python benchmarks/inference.py --quick    # small fits, prints only
+
+Each number is the least of REPEATS calls after a first one; ratios are to a forest of 200 trees (one target)
+and to a mixture of normals (ten columns). Draws have another count in every call.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from ledger import append
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.mixture import GaussianMixture
+
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Learned
+
+__all__ = ["main"]
+
+ROWS, TARGET_ROWS, COLUMNS, REPEATS = 5000, 1000, 10, 5
+
+
+def least(call: Callable) -> float:
+    """Return the seconds of the fastest of several calls after the first; the call gets its number."""
+    call(0)
+    seconds = []
+    for k in range(1, 1 + REPEATS):
+        start = time.perf_counter()
+        call(k)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def table(rows: int) -> np.ndarray:
+    """Return a table in which every column bends with the one before it."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(rows, COLUMNS))
+    for j in range(1, COLUMNS):
+        z[:, j] = np.sin(z[:, j - 1]) + 0.3 * z[:, j] * (1.0 + 0.5 * np.tanh(z[:, j - 1]))
+    return z
+
+
+def main() -> None:
+    """Measure all calls, print them and append a record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small fits, no record")
+    few = parser.parse_args().quick
+    learned = Learned(steps=100) if few else Learned()
+    Z, whole = table(ROWS), slice(TARGET_ROWS)
+    X, y = Z[whole, :-1], Z[whole, -1]
+    joint = KernelExpFamily(learned=learned).fit(Z[whole])
+    target = ConditionalKernelExpFamily(learned=learned).fit(X, y)
+    forest = RandomForestRegressor(200, n_jobs=-1, random_state=0).fit(X, y)
+    mixture = GaussianMixture(8, random_state=0).fit(Z[whole])
+    beside = {
+        "forest": least(lambda _: forest.predict(X)),
+        "mixture": least(lambda _: mixture.score_samples(Z)),
+        "mixture_draws": least(lambda k: mixture.sample(ROWS - 37 * k)),
+    }
+    calls: dict[str, tuple[Callable, str]] = {
+        "predict": (lambda _: target.predict(X), "forest"),
+        "quantile": (lambda _: target.quantile(X, [0.05, 0.5, 0.95]), "forest"),
+        "conditional_scores": (lambda _: target.score_samples(X, y), "forest"),
+        "joint_scores": (lambda _: joint.score_samples(Z), "mixture"),
+        "draws": (lambda k: joint.sample(ROWS - 37 * k, random_state=k), "mixture_draws"),
+        "one_score": (lambda _: joint.score_samples(Z[:1]), "mixture"),
+        "one_prediction": (lambda _: target.predict(X[:1]), "forest"),
+    }
+    seconds = {name: least(call) for name, (call, _) in calls.items()}
+    ratios = {name: round(seconds[name] / beside[peer], 2) for name, (_, peer) in calls.items()}
+    for name, value in seconds.items():
+        print(f"{name:20} {1e3 * value:9.1f} ms   {ratios[name]:8.2f} times {calls[name][1]}")
+    if not few:
+        append("inference", {"seconds": seconds | beside, "ratios": ratios, "rows": ROWS, "columns": COLUMNS})
+
+
+if __name__ == "__main__":
+    main()

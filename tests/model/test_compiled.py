@@ -1,0 +1,192 @@
+"""Compiled inference: the numbers of the slow path in float64, and no program per number of rows."""
+
+import dataclasses
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
+from kexpfam.data.scaling import Scaling
+from kexpfam.model.chain import Chain, Layout
+from kexpfam.model.density import Inputs
+from kexpfam.model.distributions import Distributions, MomentWarning
+from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
+from kexpfam.model.measures import Gaussian
+
+MIXED = (Real(), Category(("a", "b", "c")), Integer(0), Periodic(1.0), Atom(0, "positive"), Bounded(0, None))
+NOTHING = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
+
+
+class Compilations:
+    """The number of programs that JAX compiles."""
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, *_, **__) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def compilations() -> Compilations:
+    return Compilations()
+
+
+def table(count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    columns = [rng.normal(2.0, 3.0, count), rng.integers(3, size=count), rng.poisson(2, count)]
+    columns += [rng.uniform(size=count), np.where(rng.random(count) < 0.3, 0.0, rng.lognormal(size=count))]
+    values = np.column_stack([*columns, rng.exponential(size=count)]).astype(float)
+    values[::7, 0] = np.nan
+    return values
+
+
+def shaken(chain: Chain, seed: int, log_scale: float = 0.0) -> Chain:
+    """Return a chain with random weights everywhere; ``log_scale`` is added to those of real columns."""
+    rng = np.random.default_rng(seed)
+    sizes = {"biases": 0.3, "out": 0.05, "skip": 0.15, "shift": 0.3}
+    shake = lambda part, size: (part + size * rng.normal(size=part.shape)).astype(np.float32)
+    parts = {name: shake(getattr(chain, name), size) for name, size in sizes.items()}
+    family = chain.columns.families[0]
+    parts["shift"][:, 1 : len(family.columns) * family.outputs : family.outputs] += log_scale
+    features = len(chain.columns.corrected_owners)
+    correction = 0.05 * rng.normal(size=(len(chain.order), 1 + chain.out.shape[1], features))
+    return dataclasses.replace(chain, correction=correction.astype(np.float32), **parts)
+
+
+def mixed() -> ChainDensity:
+    scaling = Scaling.of(table(200), MIXED)
+    orders = np.stack([np.random.default_rng(k).permutation(len(MIXED)) for k in range(3)])
+    chain = Chain.draw(0, orders, Layout.of(scaling), width=12, depth=2, seed=0)
+    return ChainDensity(shaken(chain, 1), scaling, NOTHING)
+
+
+def real(log_scale: float) -> ChainDensity:
+    chain = Chain.draw(0, np.array([[0, 1, 2], [2, 0, 1]]), Layout.real(3), width=12, depth=2, seed=0)
+    scaling = Scaling.of(np.random.default_rng(0).normal(2.0, 3.0, (50, 3)), (Real(),) * 3)
+    return ChainDensity(shaken(chain, 2, log_scale), scaling, NOTHING)
+
+
+def by_members(density: ChainDensity, values: np.ndarray) -> np.ndarray:
+    """Return scores of the mixture, member by member in NumPy and float64."""
+    z, condition = density.scaling.to_model(values), np.zeros((len(values), 0))
+    parts = [density.members.member(k).log_densities(z, condition).sum(1) for k in range(len(density))]
+    found = logsumexp(parts, axis=0) - np.log(len(parts))
+    return found + density.scaling.log_jacobian(values)
+
+
+@pytest.mark.parametrize("log_scale", [0.0, -3.0, -6.5])
+def test_scores_are_those_in_float64_at_every_scale(log_scale):
+    density = real(log_scale)
+    values = density.sample(700, key=jax.random.key(0))
+    assert density.log_density(values) == pytest.approx(by_members(density, values), abs=1e-10, rel=1e-10)
+
+
+def test_scores_of_every_kind_are_those_in_float64():
+    density, values = mixed(), table(100, seed=1)
+    assert density.log_density(values) == pytest.approx(by_members(density, values), abs=1e-10, rel=1e-10)
+
+
+def test_scores_do_not_depend_on_the_rows_beside_them():
+    density, values = mixed(), table(590, seed=2)
+    whole = density.log_density(values)
+    for rows in (slice(0), slice(1), slice(3, 40), slice(70, 590)):
+        assert density.log_density(values[rows]) == pytest.approx(whole[rows], abs=1e-11)
+
+
+def test_other_numbers_of_rows_compile_nothing(compilations):
+    density, values = real(0.0), np.random.default_rng(0).normal(size=(700, 3))
+    density.log_density(values[:1]), density.log_density(values)
+    other = dataclasses.replace(density, members=shaken(density.members, 5))
+    before = compilations.count
+    assert before > 0
+    for count in np.random.default_rng(1).integers(1, 700, 50):
+        other.log_density(values[:count])
+    assert compilations.count == before
+
+
+def conditional(kind) -> tuple[ChainDensity, np.ndarray, np.ndarray]:
+    """Return a density of one target under two inputs, with its rows."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(600, 2)), rng.lognormal(size=(600, 1))
+    scaling, inputs = Scaling.of(y, (kind,)), Scaling.plain(X)
+    chain = Chain.draw(2, np.zeros((4, 1), int), Layout.of(scaling), width=12, depth=2, seed=0)
+    return ChainDensity(shaken(chain, 3), scaling, Inputs.of(inputs, inputs.to_model(X))), X, y
+
+
+@pytest.mark.parametrize("kind", [Real(), Bounded(0, None), Positive(), Atom(0, "positive")])
+def test_distributions_are_those_of_the_members_in_float64(kind):
+    density, X, y = conditional(kind)
+    condition, parts = density.inputs.to_model(X), []
+    for k in range(len(density)):
+        (points, levels), chance = density.members.member(k).law(condition)
+        with np.errstate(over="ignore"):
+            values = density.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
+        part = Distributions.of_levels(values, levels)
+        parts.append(part if chance is None else part.with_atom(0.0, chance))
+    levels = np.tile([0.0, 1e-4, 0.1, 0.5, 0.95, 1.0], (len(X), 1))
+    found, merged = density.distributions(X), Distributions.mixture(parts, np.full(4, 0.25)).polygon()
+    assert found.quantile(levels) == pytest.approx(merged.quantile(levels), rel=1e-9, abs=1e-9)
+    assert found.cdf(y) == pytest.approx(merged.cdf(y), abs=1e-12)
+    if kind.atom is None:
+        assert found.cdf(found.quantile(levels[:, 1:5])) == pytest.approx(levels[:, 1:5], abs=1e-9)
+    assert found.crps(y[:, 0]) == pytest.approx(merged.crps(y[:, 0]), rel=1e-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MomentWarning)
+        assert found.mean() == pytest.approx(merged.mean(), rel=1e-4, nan_ok=True)
+        # Rounding of levels decides variances where tails are astronomic.
+        if not density.scaling.logs[0]:
+            assert found.variance() == pytest.approx(merged.variance(), rel=1e-4, nan_ok=True)
+
+
+def test_distributions_of_other_numbers_of_rows_compile_nothing(compilations):
+    density, X, y = conditional(Real())
+    calls = [
+        lambda rows: density.mean(X[rows]),
+        lambda rows: density.quantile(np.array([0.1, 0.9]), X[rows]),
+        lambda rows: density.cdf(y[rows], X[rows]),
+        lambda rows: density.crps(y[rows], X[rows]),
+    ]
+    density.mean(X[:100]), density.mean(X[:1])
+    before = compilations.count
+    assert before > 0
+    for k, count in enumerate(np.random.default_rng(1).integers(1, 100, 50)):
+        calls[k % 4](slice(0, count))
+    assert compilations.count == before
+
+
+def stack() -> Stack:
+    """Return a mixture of a law and of chains."""
+    chains = real(0.0)
+    law = LawDensity(Gaussian(np.zeros(3), np.linalg.cholesky(np.eye(3) + 0.5)), chains.scaling)
+    return Stack((law, chains), np.array([0.4, 0.6]), chains.scaling)
+
+
+def test_draws_of_a_stack_of_other_counts_compile_nothing(compilations):
+    density = stack()
+    for count in (10, 1000, 5000):
+        density.sample(count, key=jax.random.key(0))
+    before = compilations.count
+    assert before > 0
+    for k, count in enumerate(np.random.default_rng(1).integers(1, 6000, 50)):
+        assert density.sample(int(count), key=jax.random.key(k)).shape == (count, 3)
+    assert compilations.count == before
+
+
+@pytest.mark.parametrize("count", [1, 300, 5000])
+def test_the_same_key_and_count_give_the_same_draws(count):
+    law = stack().parts[0]
+    first, second = (law.sample(count, key=jax.random.key(3)) for _ in range(2))
+    assert np.array_equal(first, second)
+    assert len(np.unique(first, axis=0)) == count
+
+
+def test_draws_in_blocks_follow_the_law():
+    law = stack().parts[0]
+    z = law.scaling.to_model(law.sample(10_000, key=jax.random.key(0)))
+    assert np.cov(z.T) == pytest.approx(np.eye(3) + 0.5, abs=0.08)
+    assert np.corrcoef(z[:4096, 0], z[4096:8192, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
