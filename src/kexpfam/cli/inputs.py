@@ -141,7 +141,7 @@ def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np
 
 
 def reading_for(estimator: Any, reading: "Reading") -> "Reading":
-    """Return how a table is read for a model: labels are its categories; gaps are kept if it has kinds."""
+    """Return the reading options for a model; missing cells are kept if the model has column kinds."""
     kinds = getattr(estimator, "columns_", None)
     if kinds is None:
         return reading._replace(texts=False, gaps=reading.gaps.replace("keep", "refuse"))

@@ -1,7 +1,7 @@
 """The face of a conditional density ``p(y | x)``."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax.random as jr
@@ -22,7 +22,6 @@ from kexpfam.estimators.messages import numbers_of
 from kexpfam.judge.conformal import Conformal, conformalise
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
-from kexpfam.progress import Listener
 from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalEstimator", "SeenRowsWarning"]
@@ -45,6 +44,7 @@ class ConditionalEstimator(Estimator):
     ``predict`` and ``given`` do not change."""
 
     conditional: ClassVar[bool] = True
+    _fit: Callable[..., Any]  # to rows that were checked; not needed with a ``fit`` of its own
     _shared: ClassVar[tuple[str, ...]] = (
         *Estimator._shared,
         "_conformal",
@@ -55,10 +55,6 @@ class ConditionalEstimator(Estimator):
     _training_targets: np.ndarray
     _flat_targets: bool
     _conformal: Conformal | None = None
-
-    def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Any:
-        """Fit to rows that were checked; estimators with a ``fit`` of their own do not have it."""
-        raise NotImplementedError
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the density of y given X; y has shape (n,) or (n, p).

@@ -1,5 +1,6 @@
 """The face of a density ``p(x)``."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +13,6 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
 from kexpfam.estimators.base import Estimator, Seed
-from kexpfam.progress import Listener
 
 __all__ = ["DensityEstimator"]
 
@@ -21,10 +21,7 @@ class DensityEstimator(DensityMixin, Estimator):
     """Base class of estimators of ``p(x)``."""
 
     conditional: ClassVar[bool] = False
-
-    def _fit(self, X: np.ndarray, listener: Listener | None) -> Any:
-        """Fit to rows that were checked; estimators with a ``fit`` of their own do not have it."""
-        raise NotImplementedError
+    _fit: Callable[..., Any]  # to rows that were checked; not needed with a ``fit`` of its own
 
     def fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the density to the rows of X; y is ignored.
