@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.baselines import gaussian_mixture
+from kexpfam.estimators import GaussianMixtureDensity
 
 
 def test_a_second_diagnosis_of_the_same_fit_is_not_computed(monkeypatch):
