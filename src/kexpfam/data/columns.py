@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.scaling import constant_columns
 from kexpfam.stacklevel import caller_level
 
@@ -48,7 +48,7 @@ def check_targets(
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
 
 
-def check_kinds(values: np.ndarray, columns: Columns) -> None:
+def check_kinds(values: np.ndarray, columns: TableSchema) -> None:
     """Raise for columns of several kinds that are constant, or whose spread is beyond double precision."""
     constant = np.zeros(len(columns.kinds), bool)
     for j, (kind, column) in enumerate(zip(columns.kinds, values.T, strict=True)):
