@@ -13,8 +13,13 @@ import numpy as np
 MOST_SHOWN = 80
 
 
+def at_least(least: float, default: float, **options: Any) -> Any:
+    """Return a field of a settings record with a default value and a lower bound."""
+    return eqx.field(default=default, metadata={"least": least}, **options)
+
+
 class SettingsRecord(eqx.Module):
-    """Base class of settings records.
+    """Base class of settings records; it checks the bounds of fields defined by ``at_least``.
 
     A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are
     equal if they have the same class and equal fields; arrays are compared by shape, type and content.
@@ -22,6 +27,11 @@ class SettingsRecord(eqx.Module):
     ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and
     ``GridSearchCV`` reaches a field of it as ``search__folds``. Only ``set_params`` changes a record.
     """
+
+    def __check_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if "least" in field.metadata:
+                check_at_least(self, field.metadata["least"], field.name)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the fields by name; with ``deep``, also those of nested records as ``record__field``."""

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from kexpfam.judge.bands import simultaneous_limits
+from kexpfam.judge.metrics import simultaneous_limits
 
 CASES = {
     "bars of few rows": (30, 10, False),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, multivariate_normal
 
-from kexpfam.judge.permutation import permutation_losses
+from kexpfam.judge.metrics import permutation_losses
 from kexpfam.judge.pit import region_levels
 
 CORRELATION = 0.8

@@ -40,7 +40,7 @@ from kexpfam.model.spaces import (
     in_chunks,
     spread_rows,
 )
-from kexpfam.settings import check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 # Kernel values in memory at a time where an expansion is evaluated at many points.
 NUMBERS_PER_CHUNK = 8_000_000
@@ -147,7 +147,7 @@ class FunctionalState(eqx.Module):
     step: Int[Array, ""]
 
 
-class FunctionalAscent(eqx.Module):
+class FunctionalAscent(SettingsRecord):
     r"""Settings of Algorithm 1: for each step of the transport, ``ascents`` steps of f and nu.
 
     The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and :math:`\rho_l = \rho / \sqrt{1 + l /
@@ -161,13 +161,10 @@ class FunctionalAscent(eqx.Module):
     transport_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
     horizon: ScalarLike = eqx.field(default=100.0, converter=jnp.asarray)
     clip: ScalarLike = eqx.field(default=5.0, converter=jnp.asarray)
-    ascents: int = eqx.field(default=5, static=True)
-    batch_size: int = eqx.field(default=64, static=True)
-    width: int = eqx.field(default=64, static=True)
-    depth: int = eqx.field(default=3, static=True)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "ascents", "batch_size", "width", "depth")
+    ascents: int = at_least(1, 5, static=True)
+    batch_size: int = at_least(1, 64, static=True)
+    width: int = at_least(1, 64, static=True)
+    depth: int = at_least(1, 3, static=True)
 
     @classmethod
     def cold(cls) -> "FunctionalAscent":
@@ -282,12 +279,11 @@ class FunctionalGradient(FunctionalSolver):
     """
 
     budget: int | None = None
-    centres: int = 400
+    centres: int = at_least(1, 400)
 
     default_steps: ClassVar[tuple[int, int]] = (500, 50)
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "centres")
         fewest = 2 * self.used_ascent.batch_size
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
@@ -331,12 +327,9 @@ class RandomFeatureGradient(FunctionalSolver):
     warm start 50.
     """
 
-    count: int = 300
+    count: int = at_least(1, 300)
 
     default_steps: ClassVar[tuple[int, int]] = (3000, 50)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "count")
 
     def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""

@@ -9,8 +9,8 @@ from kexpfam import plot
 from kexpfam.data.columns import check_columns, check_targets
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
-from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Judgement
+from kexpfam.judge.metrics import simultaneous_limits
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.plot.canvas import panels
 from kexpfam.plot.conditionals import cell

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from kexpfam.estimators.base import key_from
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.judge.permutation import permutation_losses
+from kexpfam.judge.metrics import permutation_losses
 from kexpfam.judge.pit import pit_measurements, region_levels
 from kexpfam.model.density import Estimate
 from kexpfam.plot.canvas import feature_names, some_rows, target_names
