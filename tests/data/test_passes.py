@@ -8,8 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
-from kexpfam.data.exchange import from_bytes, to_bytes
-from kexpfam.data.passes import Sums, _Sampling, run_pass, take_overview
+from kexpfam.data.passes import Sums, _Sampling, from_bytes, run_pass, take_overview, to_bytes
 
 SETTINGS = Rows(in_memory=100, block=37)
 

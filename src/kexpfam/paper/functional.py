@@ -296,27 +296,17 @@ class FunctionalGradient(FunctionalSolver):
         weights, reference = self.start(problem, key=start_key)
         empty = jnp.zeros((0, problem.sample.target.shape[1])), jnp.zeros(0)
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
-        f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
+        ascent = self.used_ascent
+        slots = 2 * ascent.batch_size * ascent.ascents * max(self.step_count, 1)
+        slots = slots if self.budget is None else min(self.budget, slots)
+        f, nu = (Expansion.starting(*start, slots=slots) for start in (terms, empty))
         posed = saddle_problem(problem, reference, space)
         answer, outcome = self.players(posed, f, nu, init_key, run_key, **watchers)
-        found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
-        solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
-        return solution._replace(facts=solution.facts | {"projection_error": error})
-
-    @property
-    def _slots(self) -> int:
-        ascent = self.used_ascent
-        grown = 2 * ascent.batch_size * ascent.ascents * max(self.step_count, 1)
-        return grown if self.budget is None else min(self.budget, grown)
-
-    def _projected(
-        self, problem: Problem, space: Expansions, f: Expansion, *, seed: int
-    ) -> tuple[Problem, np.ndarray, float]:
-        """Return the problem on some of f's centres, f's weights there, and the largest error at the data."""
-        span, weights = space.projected(f, most=self.centres, seed=seed)
+        span, projected = space.projected(answer.f_weights, most=self.centres, seed=seed_from(seed_key))
         found, data = problem.within(FeatureSpace(Constant(), span)), np.asarray(problem.sample.target)
-        error = np.abs(space.values(f, data) - found.tilt(weights).values(data))
-        return found, weights, float(error.max())
+        error = np.abs(space.values(answer.f_weights, data) - found.tilt(projected).values(data)).max()
+        solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
+        return solution._replace(facts=solution.facts | {"projection_error": float(error)})
 
 
 class RandomFeatureGradient(FunctionalSolver):
