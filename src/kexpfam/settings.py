@@ -13,9 +13,9 @@ import numpy as np
 MOST_SHOWN = 80
 
 
-def at_least(least: float, default: float, **options: Any) -> Any:
-    """Return a field of a settings record with a default value and a lower bound."""
-    return eqx.field(default=default, metadata={"least": least}, **options)
+def at_least(least: float, default: float, *, whole: bool = False, **options: Any) -> Any:
+    """Return a field of a settings record with a default value and a lower bound, ``whole`` numbers only."""
+    return eqx.field(default=default, metadata={"least": least, "whole": whole}, **options)
 
 
 class SettingsRecord(eqx.Module):
@@ -31,7 +31,8 @@ class SettingsRecord(eqx.Module):
     def __check_init__(self) -> None:
         for field in dataclasses.fields(self):
             if "least" in field.metadata:
-                check_at_least(self, field.metadata["least"], field.name)
+                check = check_whole if field.metadata["whole"] else check_at_least
+                check(self, field.metadata["least"], field.name)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the fields by name; with ``deep``, also those of nested records as ``record__field``."""
@@ -136,7 +137,8 @@ def _copy(record: Any) -> Any:
 def _differs(field: dataclasses.Field, value: Any) -> bool:
     if field.default_factory is not dataclasses.MISSING:
         return bool(_key(value) != _key(field.default_factory()))
-    return field.default is dataclasses.MISSING or bool(_key(value) != _key(field.default))
+    converted = field.metadata.get("converter", lambda default: default)
+    return field.default is dataclasses.MISSING or bool(_key(value) != _key(converted(field.default)))
 
 
 def _key(value: Any) -> Any:

@@ -10,7 +10,7 @@ import operator
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import narwhals.stable.v2 as nw
 import numpy as np
@@ -94,35 +94,26 @@ class Sums(Summary):
         self._pages[page] = self._pages[page] + found if page in self._pages else found
 
 
-class Overview(NamedTuple):
-    """The number of rows, a uniform sample in row order, and the range of each column.
-
-    There is one entry per table: features, targets and so on. Ranges are NaN for columns without numbers.
-    """
-
-    rows: int
-    sample: tuple[Any, ...]
-    low: tuple[np.ndarray, ...]
-    high: tuple[np.ndarray, ...]
-
-
-def take_overview(blocks: RowBlocks, most: int, *, seed: int, report: Listener | None = None) -> Overview:
+def take_overview(blocks: RowBlocks, most: int, *, seed: int, report: Listener | None = None) -> "Overview":
     """Return the overview of a table with a sample of at most ``most`` rows, after one pass.
 
     Memory is about twice ``most`` rows and one block.
     """
     total = blocks.rows
     bound = np.inf if total is None or total <= most else (most + MARGIN * (most**0.5 + 1.0)) / total
-    found = run_pass(blocks, _Sampling(most, seed, bound), stage="reading", report=report)
+    found = run_pass(blocks, Overview(most, seed, bound), stage="reading", report=report)
     if found.held < min(most, found.rows):  # probability 1e-15
-        found = run_pass(blocks, _Sampling(most, seed, np.inf), stage="reading", report=report)
+        found = run_pass(blocks, Overview(most, seed, np.inf), stage="reading", report=report)
     if not found.low:
         raise ValueError("there is no row of data.")
-    return Overview(found.rows, found.sample(), tuple(found.low), tuple(found.high))
+    return found
 
 
-class _Sampling(Summary):
-    """Ranges, and a uniform sample without replacement.
+class Overview(Summary):
+    """The number of rows, the range of each column, and a uniform sample without replacement, in row order.
+
+    Sample and ranges have one entry per table: features, targets and so on. Ranges are NaN for columns
+    without numbers.
 
     Every row has a random number that depends on its position; the rows of the smallest numbers are the
     sample. So the sample does not depend on the blocks or on the processes. Rows of numbers above ``bound``
@@ -135,8 +126,8 @@ class _Sampling(Summary):
         self._parts = list[tuple[Any, ...]]()
         self.low, self.high, self._first = list[np.ndarray](), list[np.ndarray](), 0
 
-    def fresh(self) -> "_Sampling":
-        return _Sampling(self._most, self._seed, self._bound)
+    def fresh(self) -> "Overview":
+        return Overview(self._most, self._seed, self._bound)
 
     @property
     def held(self) -> int:
@@ -158,6 +149,7 @@ class _Sampling(Summary):
             # Copies: a slice would keep the whole block alive.
             self._hold(drawn[small], start + small, tuple(part(table, small) for table in parts))
 
+    @property
     def sample(self) -> tuple[Any, ...]:
         """Return the sample in row order."""
         self._shrink()

@@ -37,6 +37,9 @@ from kexpfam.model.spaces import (
     FeatureSpace,
     KernelSpan,
     RandomFeatures,
+    Rows,
+    Scalar,
+    Values,
     in_chunks,
     spread_rows,
 )
@@ -45,10 +48,7 @@ from kexpfam.settings import SettingsRecord, at_least
 # Kernel values in memory at a time where an expansion is evaluated at many points.
 NUMBERS_PER_CHUNK = 8_000_000
 
-Scalar = float | Float[AnyArray, ""]
-Rows = Float[AnyArray, "b d"]
 Conditions = Float[AnyArray, "b p"] | None
-Values = Float[AnyArray, " b"]
 
 
 class Expansion(eqx.Module):
