@@ -20,22 +20,18 @@ from kexpfam.integrate.nodes import Integration, effective_share, importance_nod
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.settings import SettingsRecord, at_least
+from kexpfam.settings import SettingsRecord, above, at_least, between
 
 
 class HMC(SettingsRecord):
     """Settings of Hamiltonian Monte Carlo."""
 
     leapfrog_steps: int = at_least(1, 6)  # of a transition
-    target_acceptance: float = 0.8  # mean acceptance rate that the step size is tuned to
-    first_step_size: float = 0.05  # before tuning
+    target_acceptance: float = between(0, 1, 0.8)  # mean acceptance rate that the step size is tuned to
+    first_step_size: float = above(0, 0.05)  # before tuning
     tuning_steps: int = at_least(1, 40)  # transitions that the step size is tuned on
     tuning_chains: int = at_least(1, 200)  # chains that it is tuned on, at most
     least_chains: int = at_least(1, 64)  # of refined draws
-
-    def __check_init__(self) -> None:
-        if not (0.0 < self.target_acceptance < 1.0 and self.first_step_size > 0.0):
-            raise ValueError("target_acceptance must be between 0 and 1, and first_step_size positive.")
 
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kexpfam.settings import SettingsRecord, at_least
+from kexpfam.settings import SettingsRecord, at_least, between
 
 VERDICTS = ("poor", "fair", "good")
 COLOURS = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}
@@ -57,15 +57,11 @@ class Judgement(SettingsRecord):
     poor: float = at_least(1, 5.0)
     suspicious_p_value: float = at_least(0, 0.01)
     pit_draws: int = at_least(1, 200)
-    coverages: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95)
+    coverages: tuple[float, ...] = between(0, 1, (0.5, 0.8, 0.9, 0.95))
     few_rows: int = at_least(0, 30)
     discrete_share: float = at_least(0, 0.5)
     neighbour_dims: int = at_least(0, 3)
     neighbour_draws: int = at_least(10, 20_000)
-
-    def __check_init__(self) -> None:
-        if not all(0.0 < level < 1.0 for level in self.coverages):
-            raise ValueError(f"coverages must lie strictly between 0 and 1, got {self.coverages}.")
 
     @staticmethod
     def of(settings: Any) -> "Judgement":

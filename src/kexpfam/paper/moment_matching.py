@@ -17,7 +17,7 @@ from kexpfam.fit.distil import Distillation
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.model.measures import logsumexp
-from kexpfam.settings import at_least
+from kexpfam.settings import at_least, between
 
 # Rounding may leave a squared decrement of this size.
 ROUNDING = 1e-9
@@ -40,11 +40,7 @@ class MomentMatching(Solver):
     steps: int = at_least(1, 100)  # for each penalty, at most
     rough_tolerance: float = at_least(0, 1e-2)  # squared decrement at the penalties before the last
     first_penalty: float = at_least(0, 1e-2)
-    penalty_factor: float = 0.1  # from one penalty to the next
-
-    def __check_init__(self) -> None:
-        if not 0.0 < self.penalty_factor < 1.0:
-            raise ValueError(f"penalty_factor must be between 0 and 1, got {self.penalty_factor}.")
+    penalty_factor: float = between(0, 1, 0.1)  # from one penalty to the next
 
     @property
     def grid_only(self) -> bool:
