@@ -11,6 +11,7 @@ import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import GridSearchCV
 
+from kexpfam import DDE, KernelExpFamily
 from kexpfam.data.blocks import Rows
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.features import Features
@@ -72,6 +73,12 @@ def test_solvers_are_records(name):
     assert clone(solver) == solver
     changed = "integral='grid'" if name == "exact" else ""
     assert repr(solver) == f"{type(solver).__name__}({changed})"
+
+
+def test_a_grid_search_reaches_the_steps_of_a_solver():
+    model = KernelExpFamily(model="kernel", solver=DDE(steps=7))
+    changed = clone(model).set_params(solver__steps=5)
+    assert (changed.solver.steps, model.solver.steps) == (5, 7)
 
 
 class Bounded(SettingsRecord):

@@ -103,7 +103,7 @@ class KernelDensity(DensityEstimator):
         losses = held_out_losses(rows, bandwidths, fold, held)
         self.selection_ = GridSearch(("bandwidth",), (bandwidths,), losses)
         chosen = self.selection_.chosen["bandwidth"]
-        self.density_ = MixtureDensity.unconditional(points, self._weight, scaling, chosen, 0.0, 1.0)
+        self.density_ = MixtureDensity.unconditional(points, self._weight, (chosen, 0.0, 1.0), scaling)
         return self
 
     @remembered

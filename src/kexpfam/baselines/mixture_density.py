@@ -122,7 +122,11 @@ class MixtureDensity(AbstractDensity):
 
     @classmethod
     def unconditional(
-        cls, centres: np.ndarray, heights: np.ndarray | None, scaling: Scaling, *widths: float
+        cls,
+        centres: np.ndarray,
+        heights: np.ndarray | None,
+        widths: tuple[float, float, float],
+        scaling: Scaling,
     ) -> "MixtureDensity":
         """Return the mixture with fixed weights, proportional to ``heights``; equal ones for None.
 
@@ -216,7 +220,7 @@ class MixtureDensity(AbstractDensity):
         log_weights = self.weights.log_weights(standardised(self.condition_scaling, self.varying, x[None]))[0]
         heights = np.exp(log_weights - log_weights.max())
         widths = self.width, self.background, self.background_width
-        return MixtureDensity.unconditional(self.centres, heights, self.scaling, *widths)
+        return MixtureDensity.unconditional(self.centres, heights, widths, self.scaling)
 
     def _components(self) -> tuple[np.ndarray, np.ndarray]:
         """Return centres and widths; those of the background are last."""
