@@ -70,7 +70,9 @@ def test_a_member_does_not_train_on_the_rows_that_judge_it():
 def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
     traced = []
     cost = members._cost
-    monkeypatch.setattr(members, "_cost", lambda *arguments: traced.append(1) or cost(*arguments))
+    monkeypatch.setattr(
+        members, "_cost", lambda *arguments, **cells: traced.append(1) or cost(*arguments, **cells)
+    )
     other = Learned(
         **(
             vars(SMALL)
@@ -80,7 +82,7 @@ def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
                 "rkhs_penalty": 0.1,
                 "dropout": 0.2,
                 "average": 0.5,
-                "patience": 1,
+                "lag": 1.0,
                 "epochs": 10,
             }
         )
@@ -94,7 +96,9 @@ def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
 def test_other_numbers_of_rows_need_no_other_program(ensemble, monkeypatch, rows):
     traced = []
     cost = members._cost
-    monkeypatch.setattr(members, "_cost", lambda *arguments: traced.append(1) or cost(*arguments))
+    monkeypatch.setattr(
+        members, "_cost", lambda *arguments, **cells: traced.append(1) or cost(*arguments, **cells)
+    )
     learned(heteroscedastic(0, rows), Learned(**(vars(SMALL) | {"epochs": 1})))
     assert not traced
 
