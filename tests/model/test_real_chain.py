@@ -143,13 +143,15 @@ def test_at_its_start_every_link_is_nearly_standard_normal():
 @pytest.mark.parametrize("bumps", [20, 40, 64])
 def test_cells_grow_with_the_bumps_and_resolve_the_sharpest_tilt(bumps):
     """Normalisers of tilts at the bound of their norm, single kernels among them, are right to 1e-3."""
-    rng, own = np.random.default_rng(0), Layout.real(1, bumps=bumps).cells
+    rng, family = np.random.default_rng(0), Layout.real(1, bumps=bumps).families[0]
     peaks = features(rng.uniform(-4.0, 4.0, 100), bumps + OTHERS)[:, OTHERS:]
     free = np.concatenate([rng.normal(size=(100, bumps + OTHERS)), np.pad(peaks, ((0, 0), (OTHERS, 0)))])
     free *= 1e6 / np.linalg.norm(free, axis=1, keepdims=True)
     told = ConditionalParams.of(np.concatenate([np.zeros((200, HEAD)), free], axis=1))
-    enough, many = (logsumexp(told.log_masses(cells)) for cells in (own, 8 * own))
+    counts = family.cells, family.nodes, 8 * family.cells
+    enough, few, many = (logsumexp(told.log_masses(cells)) for cells in counts)
     assert enough == pytest.approx(many, abs=1e-3)
+    assert few == pytest.approx(many, abs=2e-3)
 
 
 @pytest.mark.parametrize("bumps", [20, 64])

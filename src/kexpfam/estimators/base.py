@@ -68,9 +68,9 @@ def remembered(diagnose: Method) -> Method:
     def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
         plain = all(isinstance(one, int | SettingsRecord | None) for one in (*args, *kwargs.values()))
         asked = (args, kwargs) if plain else None
-        if self._diagnosis is None or asked is None or asked != self._asked:
+        if self._diagnosis is None or asked is None or asked != self._diagnosis_of:
             self._diagnosis = diagnose(self, *args, **kwargs)
-            self._asked = asked
+            self._diagnosis_of = asked
         return self._diagnosis
 
     return cast(Method, keeping)
@@ -111,7 +111,7 @@ class Estimator(BaseEstimator, abc.ABC):
     _training: np.ndarray
     _weight: np.ndarray | None = None
     _diagnosis: Diagnosis | None = None
-    _asked: tuple[tuple, dict] | None = None
+    _diagnosis_of: tuple[tuple, dict] | None = None
 
     # Tables.
 
