@@ -141,8 +141,6 @@ def learn(
     first = _learned(part, span, learning, draws, steps=steps, watch=score, **options)
     best = max(first.watched, key=lambda step: float(first.watched[step]))
     gain = float(first.watched[best] - first.watched["0"])
-    if first.status is Status.INTERRUPTED:
-        return LearningOutcome(first, gain, first.trace)
     last = _learned(problem, span, learning, draws, steps=int(best), **options)
     return LearningOutcome(last, gain, first.trace)
 
@@ -210,8 +208,8 @@ class LearnedFeatures(Solver):
             "held_out_gain": learned.gain,
         }
         status = Status.CONVERGED if optimum.converged else Status.RAN_ALL_STEPS
-        if learned.run.status in (Status.INTERRUPTED, Status.DIVERGED):
-            status = learned.run.status
+        if learned.run.status is Status.DIVERGED:
+            status = Status.DIVERGED
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)
         return Solution(tilt, sampler, status, learned.trace, facts)
 
