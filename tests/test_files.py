@@ -194,5 +194,5 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
         f"write_table(Path({str(path)!r}), ['a'], ([numpy.ones(100)] for _ in range(1000)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "File too large" in done.stderr
+    assert f"File too large: '{path}'" in done.stderr
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["out.csv"])

@@ -2,6 +2,7 @@ import collections
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -32,7 +33,7 @@ from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import Box, Gaussian, JointMixture, Mixture, Nodes
 from kexpfam.model.networks import Free, Identity, Network, Residual
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, RandomFeatures
-from kexpfam.storage import Checkpoint, StorageError, load_tree, save_tree
+from kexpfam.storage import Checkpoint, CheckpointWarning, StorageError, load_tree, save_tree
 
 PLAIN = {
     "none": None,
@@ -969,6 +970,18 @@ class TestCheckpoint:
         with pytest.raises(TypeError, match=r"task.1.rule: cannot store the function"):
             Checkpoint(file, (example_problem(), OwnSolver(3, rule=lambda values: values[0])))
 
+    def test_a_full_disk_keeps_the_old_state_and_does_not_end_the_run(self, file):
+        checkpoint = Checkpoint(file, self.task())
+        checkpoint.write(self.state)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # the system refuses more bytes
+        try:
+            with pytest.warns(CheckpointWarning, match=rf"{file} is not written: File too large\."):
+                checkpoint.write(self.state | {"weights": jnp.ones(3)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert same(checkpoint.read(self.state), self.state)
+
     def test_a_model_is_no_checkpoint(self, file):
         save_tree(file, "KernelExpFamily", [], {})
         with pytest.raises(StorageError, match="belongs to a fit of other"):
@@ -1005,7 +1018,8 @@ class TestCheckpointOfAFit:
         def stop(report):
             raise KeyboardInterrupt
 
-        assert self.fitted(file, progress=stop).solution_.status is Status.INTERRUPTED
+        with pytest.raises(KeyboardInterrupt):
+            self.fitted(file, progress=stop)
         for name, other in {
             "another row": {"rows": np.vstack([self.rows[1:], [[0.5, 0.5]]])},
             "another penalty": {"rkhs_penalty": 0.02},

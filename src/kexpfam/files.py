@@ -34,8 +34,10 @@ def written(path: Path) -> Iterator[BinaryIO]:
         if there is not None:
             temporary.chmod(stat.S_IMODE(there.st_mode))
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk is reported without a name
         raise
     _settle(target.parent)
 
