@@ -36,8 +36,9 @@ def written(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(path)  # a full disk is reported without a name
+        if isinstance(error, OSError) and error.filename is None:  # a full disk is reported without a name
+            reason = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
     _settle(target.parent)
 
