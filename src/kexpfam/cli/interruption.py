@@ -57,6 +57,8 @@ def advice() -> str:
     """Return how to continue after an interruption."""
     if any(argument.partition("=")[0] == "--checkpoint" for argument in sys.argv):
         return "The same command resumes from the checkpoint."
+    if "reproduce" in sys.argv[1:2]:
+        return "The same command continues after the last record."
     if "fit" in sys.argv[1:2]:
         return "No file was changed; with --checkpoint FILE the same command resumes."
     return "No file was changed."

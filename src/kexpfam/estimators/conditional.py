@@ -150,7 +150,7 @@ class ConditionalEstimator(Estimator):
 
     def _framed_targets(self, draws: np.ndarray) -> Any:
         """Return draws of y as cells, in a series or frame if y was one and no other output was chosen."""
-        cells = self._decoded(draws.reshape(len(draws), -1))
+        cells = self._decoded(draws)
         cells = cells[:, 0] if self._flat_targets else cells
         return self._target_codec.rows(cells, self._output, self._target_names)
 

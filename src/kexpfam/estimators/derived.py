@@ -43,7 +43,7 @@ class GivenDensity:
         density: Any,
         flat: bool,
         draws: Callable[..., np.ndarray],
-        framed: Callable[[np.ndarray], Any] = lambda draws: draws,
+        framed: Callable[[np.ndarray], Any],
     ) -> None:
         self.density, self._flat, self._draws, self._framed = density, flat, draws, framed
 
@@ -66,8 +66,11 @@ class GivenDensity:
 
     def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
         """Return draws of y, of shape (n_samples,) or (n_samples, p); a series or frame if y was one."""
-        draws = self._draws(self.density, n_samples, random_state, refine)
-        return self._framed(draws[:, 0] if self._flat else draws)
+        return self._framed(self.encoded(n_samples, random_state, refine=refine))
+
+    def encoded(self, n_samples: int, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
+        """Return draws as numbers, labels as codes, of shape (n_samples, p)."""
+        return self._draws(self.density, n_samples, random_state, refine)
 
     def cdf(self, y: ArrayLike) -> np.ndarray:
         """Return ``P(Y <= y | x)`` at each y; one target only."""
@@ -84,8 +87,8 @@ class GivenDensity:
         return self.quantile(central_levels(coverage))
 
     def mean(self) -> Any:
-        """Return the mean of y, a number or an array of shape (p,)."""
-        mean = self.density.mean()[0]
+        """Return the mean of y, a number or an array of shape (p,); the most probable label of a category."""
+        mean = Columns(tuple(self.target_kinds)).decode(self.density.mean(), whole=False)[0]
         return mean[0] if self._flat else mean
 
     def plot(self, **kwargs: Any) -> "Figure":
