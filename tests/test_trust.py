@@ -10,10 +10,10 @@ from tools.trust.page import ROOT, SPEC, page
 SHORT = {
     "damaged_files": 60,
     "forged_files": 30,
-    "memory_of_damaged_files": 10,
+    "memory_of_damaged_files": 5,
     "full_disks": 12,
     "outputs_that_are_inputs": 18,
-    "random_calls": 40,
+    "random_calls": 20,
 }
 
 

@@ -37,7 +37,7 @@ class Columns(eqx.Module):
     def of(
         columns: Sequence[np.ndarray],
         names: Sequence[str] | None = None,
-        wanted: Wanted = None,
+        wanted: Any = None,
         labelled: Collection[int] = (),
         remedy: str = "",
     ) -> "Columns":
@@ -144,7 +144,7 @@ def _frame_columns(table: Any) -> list[Any] | None:
 
 
 def _by_position(
-    wanted: Wanted, width: int, names: Sequence[str] | None, remedy: str = ""
+    wanted: Any, width: int, names: Sequence[str] | None, remedy: str = ""
 ) -> dict[int, AbstractKind]:
     """Return the requested kinds by position."""
     if not isinstance(wanted, Mapping | None):

@@ -27,7 +27,7 @@ from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_w
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
 from kexpfam.interrupts import interruptible
-from kexpfam.jax_settings import double_precision
+from kexpfam.jax_settings import check_fork, double_precision
 from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
@@ -81,6 +81,7 @@ def key_from(random_state: Seed) -> Key[Array, ""]:
 
 def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
     """Return several JAX keys of a random state of scikit-learn or NumPy."""
+    check_fork()
     try:
         if isinstance(random_state, bool | np.bool_):
             raise ValueError

@@ -81,7 +81,7 @@ def checked_levels(levels: ArrayLike) -> np.ndarray:
     return wanted
 
 
-def central_levels(coverage: float) -> list[float]:
+def central_levels(coverage: Any) -> list[float]:
     """Return the levels of both ends of the central interval of this probability, or raise."""
     check_share("coverage", coverage)
     return [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]
