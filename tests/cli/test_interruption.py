@@ -17,7 +17,12 @@ from kexpfam.cli import commands
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 
+class Discarding:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
 def stubborn(model):
+    Discarding()
     print("ready", flush=True)
     while True:
         try:

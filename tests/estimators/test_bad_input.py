@@ -331,7 +331,9 @@ class TestKinds:
 
     @pytest.mark.parametrize("columns", ["real", ["real", "real"], 1], ids=repr)
     def test_a_kind_without_a_column_is_named(self, columns):
-        with pytest.raises(TypeError, match=r"kinds of columns are a dict .*, such as \{0: 'positive'\}; got"):
+        with pytest.raises(
+            TypeError, match=r"kinds of columns are a dict .*, such as \{0: 'positive'\}; got"
+        ):
             KernelExpFamily().set_params(columns=columns).fit(Z)
 
     def test_kinds_of_targets_are_set_with_target_columns(self):

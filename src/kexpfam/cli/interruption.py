@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kexpfam.cli.results import message
 
@@ -35,11 +35,17 @@ def ends_soon_after_interrupt() -> Iterator[None]:
                 time.sleep(GRACE)
                 end()
 
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    def report(discarded: Any) -> None:
+        if discarded.exc_type is not KeyboardInterrupt:  # the line at the end is enough
+            hook(discarded)
+
+    before, hook = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), sys.unraisablehook
+    sys.unraisablehook = report
     threading.Thread(target=wait, daemon=True).start()
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         os.close(writer)
 
