@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.loop import run
-from kexpfam.fit.members import Hyper, MemberRows, Rates, Trainer, epochs, with_weights
+from kexpfam.fit.members import Hyper, MemberRows, Rates, Trainer, bounded_mean, epochs, with_weights
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import Chain, Layout, piecewise_knots
 from kexpfam.model.families import FAMILIES, AbstractTilted
+from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 from kexpfam.settings import SettingsRecord, check_at_least
 
@@ -28,6 +29,8 @@ __all__ = ["EFFORTS", "Ensemble", "Learned", "learn", "tilted_targets"]
 CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 # Held-out rows that are scored at a time after the training.
 JUDGED_ROWS = 2048
+# The learning rate of members with encoded inputs, as a share of that of the others.
+ENCODED_RATE = 0.5
 # Epochs between two checks of the checkpoint and the stop rule.
 CHUNK = 5
 
@@ -50,6 +53,9 @@ class Learned(SettingsRecord):
         target, but at least twice the width.
     units : int
         See above.
+    pieces, rows_per_piece : int
+        Every second repeat has a piecewise-linear encoding of its inputs, with this number of pieces, but at
+        least ``rows_per_piece`` rows for each. Held-out rows decide which members stay.
     steps : int
         Maximal number of updates for ten targets and more, up to 2.5 times as many for fewer. The schedule
         of rates ends there, or after ``epochs`` if that is sooner.
@@ -57,6 +63,12 @@ class Learned(SettingsRecord):
         Maximal number of passes over the rows, and of passes without a better held-out score.
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
+    trial, lag : float
+        After this share of the passes a repeat is dropped if its held-out score is ``lag`` (nats) below that
+        of another.
+    gain : float
+        After the training a repeat is dropped if the held-out score falls by less than this (nats) without
+        it.
     farthest : float
         Log densities are counted as at most this far (nats) below the median of the held-out rows.
     batch, least_batch, batches : int
@@ -96,16 +108,20 @@ class Learned(SettingsRecord):
     width: int = 64
     depth: int = 2
     units: int = 12
-    pieces: int = 0
-    steps: int = 6_000
+    pieces: int = 16
+    rows_per_piece: int = 50
+    steps: int = 2_000
     epochs: int = 400
-    patience: int = 25
+    patience: int = 20
     progress: float = 1e-4
+    trial: float = 0.2
+    lag: float = 0.1
+    gain: float = 0.01
     farthest: float = 20.0
     batch: int = 256
     least_batch: int = 32
     batches: int = 16
-    rate: float = 1e-2
+    rate: float = 2e-2
     last_rate: float = 0.02
     warm_up: float = 5.0
     decay: float = 1e-4
@@ -115,11 +131,11 @@ class Learned(SettingsRecord):
     bumps: int = 20
     rows_per_bump: int = 150
     most_bumps: int = 64
-    cells: int = 160
+    cells: int = 80
     polish: tuple[float, ...] = (0.1, 0.01, 1e-3, 1e-4)
     polish_progress: float = 1e-3
     polish_steps: int = 100
-    polished_rows: int = 1_000
+    polished_rows: int = 400
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience")
@@ -156,6 +172,15 @@ class Learned(SettingsRecord):
         """Return the hidden units per layer for so many targets."""
         return self.width if targets == 1 else max(2 * self.width, self.units * targets)
 
+    def knots(self, inputs: Float[np.ndarray, "n a"], parts: int) -> Float[np.ndarray, "m a k"] | None:
+        """Return the knots of each member's encoding; those of the first repeat and every second are equal,
+        which encodes nothing."""
+        pieces = min(self.pieces, len(inputs) // self.rows_per_piece)
+        if pieces < 2 or self.repeats == 1:
+            return None
+        encoded = (np.arange(self.repeats) % 2 == 1).repeat(parts)
+        return encoded[:, None, None] * piecewise_knots(inputs, pieces)
+
     def batch_size(self, rows: int) -> int:
         """Return the rows per update, a power of two: tables of similar size share compiled programs."""
         wanted = min(self.batch, max(self.least_batch, rows // self.batches))
@@ -169,7 +194,8 @@ class Learned(SettingsRecord):
         epochs = min(self.epochs, -(-self.updates(targets) // updates))
         rate = self.rate * min(1.0, 2.0 * self.width / self.hidden(targets))
         threshold = round(256 * (1.0 - self.dropped(targets)))
-        hyper = Hyper(*np.float32([self.decay, self.rkhs_penalty, self.average, threshold]))
+        numbers = self.decay, self.rkhs_penalty, self.average, threshold
+        hyper = Hyper(*(np.asarray(number, np.float32) for number in numbers))
         return Trainer(
             parts,
             batch,
@@ -179,6 +205,8 @@ class Learned(SettingsRecord):
             hyper,
             self.patience,
             self.progress,
+            round(self.trial * epochs),
+            self.lag,
             self.farthest,
             seed,
         )
@@ -186,9 +214,9 @@ class Learned(SettingsRecord):
 
 # Settings by effort. Twice as many members take about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, repeats=1, epochs=200, patience=10, polish=()),
+    "fast": Learned(folds=2, epochs=200, steps=1_000, patience=8, polish=()),
     "default": Learned(),
-    "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=12_000, epochs=800),
+    "best": Learned(folds=6, repeats=4, rows=60_000, patience=40, steps=8_000, epochs=800),
 }
 
 
@@ -229,16 +257,17 @@ def learn(
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
-    knots = None
-    if settings.pieces:
-        knots = piecewise_knots(np.concatenate([condition, layout.encoding(target)], axis=1), settings.pieces)
+    knots = settings.knots(np.concatenate([condition, layout.encoding(target)], axis=1), parts)
     chain = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, **shape)
     cells = max(settings.cells, CELLS_PER_BUMP * bumps)
     trainer = settings.trainer(parts, kept.shape[1], dim, cells, seed_from(run_key))
     weight = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
+    rates = (
+        np.ones(len(held)) if knots is None else np.where(np.ptp(knots, axis=(1, 2)) > 0.0, ENCODED_RATE, 1.0)
+    )
     target, condition = target.astype(np.float32), condition.astype(np.float32)
     result = run(
-        MemberRows(target, condition, weight, kept, held, chain.within(None), layout),
+        MemberRows(target, condition, weight, kept, held, rates, chain.within(None), layout),
         trainer,
         trainer.start(chain),
         key=run_key,
@@ -246,11 +275,13 @@ def learn(
         steps=trainer.rates.epochs,
         chunk=CHUNK,
         stage="learning",
-        stop=lambda state: bool(np.all(np.asarray(state.stale) > settings.patience)),
+        stop=lambda state: not np.any(state.active),
         report=report,
         checkpoint=checkpoint,
     )
     best, polish = with_weights(chain, result.state.best), None
+    chosen = better_repeats(best, sample, held, parts, settings.gain)
+    best, held, kept = best.member(chosen), held[chosen], kept[chosen]
     if rows * dim <= settings.polished_rows:
         options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
         best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
@@ -282,6 +313,26 @@ def _dealt(
     held, kept = np.tile(held, (settings.repeats, 1)), np.tile(kept, (settings.repeats, 1))
     orders = [rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in held]
     return held, kept, np.stack(orders)
+
+
+def better_repeats(
+    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, gain: float
+) -> Int[np.ndarray, " k"]:
+    """Return the members of the repeats that are left when those without which held-out rows lose less than
+    ``gain`` (nats) are left out, one at a time."""
+    repeats = np.arange(len(held)).reshape(-1, parts)
+    scores = np.stack([held_out_scores(chain.member(own), sample, held[own]) for own in repeats])
+    score = lambda some: bounded_mean(
+        logsumexp(scores[some][:, np.isfinite(scores[0])], axis=0) - np.log(len(some)), 20.0
+    )
+    chosen = list(range(len(repeats)))
+    while len(chosen) > 1:
+        fewer = [[k for k in chosen if k != out] for out in chosen]
+        best = max(fewer, key=score)
+        if score(best) < score(chosen) - gain:
+            break
+        chosen = best
+    return repeats[chosen].ravel()
 
 
 def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from kexpfam import processes
 from kexpfam.data.sample import AnyArray
@@ -33,13 +33,15 @@ UPDATES, SCORED_ROWS = 16, 256
 
 
 class MemberRows(NamedTuple):
-    """The rows in model units, those that each member trains on and holds out, and the untrained members."""
+    """The rows in model units, and of each member the rows that it trains on and holds out, its share of the
+    learning rate and its weights before training."""
 
     target: Float[np.ndarray, "n d"]
     condition: Float[np.ndarray, "n p"]
     weight: Float[np.ndarray, " n"] | None
     kept: Int[np.ndarray, "m k"]
     held: Int[np.ndarray, "m h"]
+    rates: Float[np.ndarray, " m"]
     chain: Chain
     layout: Layout
 
@@ -88,27 +90,31 @@ class MemberState(eqx.Module):
 
 
 class EnsembleState(eqx.Module):
-    """All members, and for each the best weights so far, their held-out score and the epochs since."""
+    """All members, and for each the best weights so far, their held-out score, the epochs since, and whether
+    it is still trained."""
 
     step: Int[AnyArray, ""]
     members: MemberState
     best: Float[AnyArray, "m w"]
     top: Float[AnyArray, " m"]
     stale: Int[AnyArray, " m"]
+    active: Bool[AnyArray, " m"]
 
 
 class EpochHealth(NamedTuple):
-    """The mean held-out log density of the members, and how many of them still improve."""
+    """The mean held-out log density of the members, and how many of them are still trained."""
 
-    held_out: Float[np.ndarray, ""]
-    improving: Float[np.ndarray, ""]
+    held_out: float
+    active: float
 
 
 class Trainer(NamedTuple):
     """The settings of the training of an ensemble.
 
-    ``parts`` are held out in turn, ``updates`` are made in an epoch. Epochs without a rise of the held-out
-    score by ``progress`` are counted up to ``patience``; ``farthest`` is that of ``bounded_mean``.
+    ``parts`` are held out in turn, ``updates`` are made in an epoch. The members of a repeat are trained
+    until no held-out score of theirs has risen by ``progress`` in ``patience`` epochs. After ``trial``
+    epochs a repeat is dropped if its score is ``lag`` below that of another. ``farthest`` is that of
+    ``bounded_mean``.
     """
 
     parts: int
@@ -119,6 +125,8 @@ class Trainer(NamedTuple):
     hyper: Hyper
     patience: int
     progress: float
+    trial: int
+    lag: float
     farthest: float
     seed: int
 
@@ -129,7 +137,10 @@ class Trainer(NamedTuple):
         shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
         moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         top, stale = np.full(members, -np.inf), np.zeros(members, int)
-        return EnsembleState(np.asarray(0), MemberState(weights, weights, moments), weights, top, stale)
+        active = np.ones(members, bool)
+        return EnsembleState(
+            np.asarray(0), MemberState(weights, weights, moments), weights, top, stale, active
+        )
 
     def trained(self, rows: MemberRows, state: EnsembleState, member: int) -> tuple[MemberState, float]:
         """Return a member after an epoch, and the score of the rows that it holds out."""
@@ -157,7 +168,7 @@ class Trainer(NamedTuple):
                 rows.condition[chosen],
                 None if rows.weight is None else rows.weight[chosen],
                 rng.integers(0, 256, (UPDATES, depth, self.batch, width), np.uint8),
-                np.asarray(self.rates.at(epoch), np.float32),
+                np.asarray(self.rates.at(epoch) * rows.rates[member], np.float32),
                 np.asarray(count),
             )
 
@@ -178,15 +189,21 @@ class Trainer(NamedTuple):
         self, state: EnsembleState, members: MemberState, own: Float[np.ndarray, " m"]
     ) -> tuple[EnsembleState, EpochHealth]:
         """Return the state after an epoch with these members and scores; the best weights are kept."""
-        score = elsewhere(own, self.parts)
+        score = np.where(state.active, elsewhere(own, self.parts), -np.inf)
         better = score > state.top + self.progress
-        best, stale = (
-            np.where(better[:, None], members.average, state.best),
-            np.where(better, 0, state.stale + 1),
-        )
-        improving = np.sum(stale <= self.patience).astype(float)
-        new = EnsembleState(state.step + 1, members, best, np.where(better, score, state.top), stale)
-        return new, EpochHealth(np.mean(new.top), improving)
+        best = np.where(better[:, None], members.average, state.best)
+        top, stale = np.where(better, score, state.top), np.where(better, 0, state.stale + 1)
+        active = self.still_active(state.active, int(state.step), top, stale)
+        new = EnsembleState(state.step + 1, members, best, top, stale, active)
+        return new, EpochHealth(float(np.mean(top)), float(active.sum()))
+
+    def still_active(
+        self, active: Bool[np.ndarray, " m"], epoch: int, top: np.ndarray, stale: np.ndarray
+    ) -> Bool[np.ndarray, " m"]:
+        """Return the members that are trained after this epoch."""
+        tops, stales = top.reshape(-1, self.parts).mean(axis=1), stale.reshape(-1, self.parts).min(axis=1)
+        good = tops > (tops.max() - self.lag if epoch >= self.trial else -np.inf)
+        return active & np.repeat(good & (stales <= self.patience), self.parts)
 
 
 def epochs(
@@ -198,9 +215,9 @@ def epochs(
     used: the batches of an epoch depend on the trainer's seed, the member and the number of the epoch.
     """
     healths, (rank, count) = [], processes.place()
-    own = range(rank, len(state.top), count)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in range(length):
+            own = [k for k in range(rank, len(state.top), count) if state.active[k]]
             found = list(pool.map(partial(trainer.trained, rows, state), own))
             members, scores = jax.tree.map(np.array, state.members), np.zeros(len(state.top))
             for k, (member, score) in zip(own, found, strict=True):
@@ -263,7 +280,7 @@ def _updated(
 
     def update(i: Int[Array, ""], member: MemberState) -> MemberState:
         batch = jax.tree.map(lambda part: part[i], (*batches[:3], batches.dropout))
-        cost = lambda weights: _cost(restored(weights).within(layout), hyper, *batch, cells)
+        cost = lambda weights: _cost(restored(weights).within(layout), hyper, *batch, cells=cells)
         direction, moments = optimiser().update(jax.grad(cost)(member.weights), member.moments)
         weights = member.weights - batches.rate * (direction + hyper.decay * member.weights)
         return MemberState(weights, averaged(member.average, weights, hyper.average), moments)
@@ -278,6 +295,7 @@ def _cost(
     condition: Float[Array, "b p"],
     weight: Float[Array, " b"] | None,
     noise: UInt8[Array, "layers b w"],
+    *,
     cells: int,
 ) -> Float[Array, ""]:
     """Return the penalised negative log likelihood of a batch, with dropout."""

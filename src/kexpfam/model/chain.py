@@ -249,12 +249,12 @@ class Chain(eqx.Module):
         depth: int,
         seed: int,
         z: Float[np.ndarray, "n d"] | None = None,
-        knots: Float[np.ndarray, "a k"] | None = None,
+        knots: Float[np.ndarray, "m a k"] | None = None,
     ) -> "Chain":
         """Return stacked members with random weights, whose laws hardly depend on the condition.
 
         Labels and atoms have their frequencies among the rows z. Random numbers are drawn in the order of
-        the chain. ``knots`` are those of ``piecewise_knots``.
+        the chain. ``knots`` are those of ``piecewise_knots`` of every member.
         """
         members, rng = len(orders), np.random.default_rng(seed)
         owners, own = layout.encoding.owners, layout.output_owners
@@ -268,12 +268,7 @@ class Chain(eqx.Module):
             first[k, condition_dim + np.argsort(places[owners], kind="stable")] = drawn[k, condition_dim:]
             out[k][:, np.argsort(places[own], kind="stable")] = out[k].copy()
         start = layout.start(np.zeros((0, layout.dim)) if z is None else z).astype(np.float32)
-        pieces, stacked = None, None
-        if knots is not None:
-            pieces = normal(
-                np.sqrt(2.0 / inputs / (knots.shape[1] - 1)), inputs * (knots.shape[1] - 1), width
-            )
-            stacked = np.tile(knots.astype(np.float32), (members, 1, 1))
+        encoded = 0 if knots is None else inputs * (knots.shape[2] - 1)
         return cls(
             orders,
             first,
@@ -283,8 +278,8 @@ class Chain(eqx.Module):
             zeros(inputs, len(own)),
             zeros(len(own)) + start,
             layout,
-            pieces=pieces,
-            knots=stacked,
+            pieces=normal(np.sqrt(2.0 / encoded), encoded, width) if encoded else None,
+            knots=None if knots is None else knots.astype(np.float32),
         )
 
     @property
@@ -303,8 +298,8 @@ class Chain(eqx.Module):
         """Return the weights with this layout."""
         return dataclasses.replace(self, layout=layout)
 
-    def member(self, k: int | Int[AnyArray, ""]) -> "Chain":
-        """Return one of several stacked members."""
+    def member(self, k: int | Int[AnyArray, "*k"]) -> "Chain":
+        """Return one or some of several stacked members."""
         return jax.tree.map(lambda leaf: leaf[k], self.within(None)).within(self.layout)
 
     def penalty(self) -> Float[AnyArray, ""]:
@@ -333,7 +328,7 @@ class Chain(eqx.Module):
         """Return the last hidden layer; ``dropout(units, layer)`` may drop units of a layer."""
         dtype = rows.dtype
         entering = rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)
-        if self.knots is not None:
+        if self.pieces is not None:
             entering = entering + piecewise(rows, self.knots) @ (self.pieces * masks.pieces).astype(dtype)
         h = dropout(silu(entering), 0)
         for layer in range(1, len(self.biases)):
