@@ -20,7 +20,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes, storage
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import merge_equal_rows
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
@@ -33,6 +33,7 @@ from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.progress import Bar, Listener, Report
+from kexpfam.settings import SettingsRecord
 from kexpfam.stacklevel import caller_level
 
 if TYPE_CHECKING:
@@ -60,11 +61,17 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def remembered(diagnose: Method) -> Method:
-    """Return ``diagnose`` of an estimator, which keeps its result for ``_html_repr``."""
+    """Return ``diagnose`` of an estimator, which keeps its result.
+
+    A second call with the same arguments returns it, if they are whole numbers and records."""
 
     @functools.wraps(diagnose)
     def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._diagnosis = diagnose(self, *args, **kwargs)
+        plain = all(isinstance(one, int | SettingsRecord | None) for one in (*args, *kwargs.values()))
+        asked = (args, kwargs) if plain else None
+        if self._diagnosis is None or asked is None or asked != self._asked:
+            self._diagnosis = diagnose(self, *args, **kwargs)
+            self._asked = asked
         return self._diagnosis
 
     return cast(Method, keeping)
@@ -111,6 +118,7 @@ class Estimator(BaseEstimator, abc.ABC):
     _training: np.ndarray
     _weight: np.ndarray | None = None
     _diagnosis: Diagnosis | None = None
+    _asked: tuple[tuple, dict] | None = None
 
     # Tables.
 
@@ -119,15 +127,15 @@ class Estimator(BaseEstimator, abc.ABC):
         return getattr(self, "column_names_", None)
 
     @property
-    def _columns(self) -> Columns:
+    def _columns(self) -> TableSchema:
         return self._codec.columns
 
     @property
-    def _target_columns(self) -> Columns | None:
+    def _target_columns(self) -> TableSchema | None:
         return None if self._target_codec is None else self._target_codec.columns
 
     @property
-    def _described(self) -> Columns:
+    def _described(self) -> TableSchema:
         """Return the columns of the density: those of y, or of X if there is no y."""
         return self._columns if self._target_codec is None else self._target_codec.columns
 
