@@ -52,7 +52,7 @@ class SettingsRecord(eqx.Module):
             words, test = field.metadata.get("bound", ("", None))
             value = getattr(self, field.name)
             numbers = value if isinstance(value, tuple) else (value,)
-            if test is not None and not all(np.ndim(number) == 0 and test(number) for number in numbers):
+            if test is not None and not all(_is_number(number) and test(number) for number in numbers):
                 raise ValueError(f"{field.name} must be {words}, got {shown(value)}.")
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
