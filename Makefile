@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-adapters docs screenshots check check-lowest release-check reproduce reproduce-quick clean
+.PHONY: trust demo test test-slow test-adapters docs screenshots check check-lowest release-check reproduce reproduce-quick clean
 
 BIN := .venv/bin
 # `make test CONSTRAINTS=` installs the newest versions of all dependencies.
@@ -21,6 +21,11 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(PYTEST) -m slow
+
+# What users are promised, in minutes; FULL=--full takes hours. `make trust FULL="--full --record"` updates docs/trust.md.
+SEED := 0
+trust: .venv/.installed
+	$(BIN)/python -m tools.trust --seed $(SEED) $(FULL)
 
 # The libraries of the adapters, torch among them, have their own environment; their warnings are not errors.
 test-adapters: .venv-adapters/.installed
@@ -53,6 +58,7 @@ check-lowest:
 	sed -n '/^dependencies = \[/,/^\]/s/^  "\([A-Za-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install -q -c .venv-lowest/lowest.txt .
 	KEXPFAM_CACHE=off .venv-lowest/bin/python tests/smoke.py
+	KEXPFAM_CACHE=off .venv-lowest/bin/python -c "from tools.trust.load import check_golden_scores; check_golden_scores()"
 	rm -rf .venv-lowest
 
 # Build a wheel from the sdist, check its metadata, install it in an empty environment and run it there.

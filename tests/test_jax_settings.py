@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -135,3 +136,32 @@ def test_a_process_that_fits_loads_and_scores_keeps_its_jax(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {}
     assert list((tmp_path / "programs").iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_process_that_is_forked_after_use_is_refused_at_once():
+    program = """
+        import os, warnings
+        from kexpfam.jax_settings import double_precision
+        warnings.simplefilter("ignore")
+
+        def child():
+            if not os.fork():
+                try:
+                    with double_precision():
+                        print("fine", flush=True)
+                except RuntimeError as error:
+                    print(error, flush=True)
+                os._exit(0)
+            os.wait()
+
+        child()
+        with double_precision():
+            pass
+        child()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    first, second = done.stdout.splitlines()
+    assert first == "fine"
+    assert "start processes with multiprocessing.get_context('spawn')" in second

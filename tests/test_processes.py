@@ -151,7 +151,8 @@ def test_the_processes_end_with_their_launcher(number, table, tmp_path):
     both = workers(launcher)
     os.kill(launcher.pid, number)
     _, _, complaint = ended(launcher, seconds=30)
-    assert ("interrupted, and all processes were stopped" in complaint) == (number == signal.SIGINT)
+    assert ("interrupted. The same command resumes" in complaint) == (number == signal.SIGINT)
+    assert launcher.returncode == (130 if number == signal.SIGINT else -number)
     wait_for(lambda: not any(os.path.exists(f"/proc/{one}") for one in both), seconds=30)
 
 

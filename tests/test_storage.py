@@ -1,7 +1,7 @@
 import collections
 import json
 import os
-import re
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -32,7 +32,8 @@ from kexpfam.model.density import Estimate, Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import Box, Gaussian, JointMixture, Mixture, Nodes
 from kexpfam.model.networks import Free, Identity, Network, Residual
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, RandomFeatures
-from kexpfam.storage import Checkpoint, StorageError, load_tree, save_tree
+from kexpfam.storage import Checkpoint, CheckpointWarning, StorageError, load_tree, save_tree
+from tools.trust.mutations import forge, mutated, rewrite
 
 PLAIN = {
     "none": None,
@@ -88,18 +89,6 @@ def same(first, second) -> bool:
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
     return first is second or repr(first) == repr(second)
-
-
-def rewritten(file, **changes):
-    """Change entries of the header and make the checksum match, as a program of an attacker would."""
-    with safe_open(file, framework="np") as content:
-        header = content.metadata()
-        names = content.keys()
-        tensors = {name: content.get_tensor(name) for name in names}
-    del header["checksum"]
-    header = {key: value for key, value in (header | changes).items() if value is not None}
-    header["checksum"] = storage._checksum(header, tensors)
-    safetensors.numpy.save_file(tensors, file, metadata=header)
 
 
 def refusal(file) -> str:
@@ -543,12 +532,12 @@ class TestRefusals:
     def test_newer_format(self, file):
         save_tree(file, "test", {}, {})
         newer = storage.FORMAT + 1
-        rewritten(file, version=str(newer), structure="not known yet", kexpfam="9.9")
+        rewrite(file, version=str(newer), structure="not known yet", kexpfam="9.9")
         assert f"has format {newer}, of kexpfam 9.9, which is newer; upgrade kexpfam" in refusal(file)
 
     def test_older_format(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, version="1", structure="not known any more", kexpfam="0.0")
+        rewrite(file, version="1", structure="not known any more", kexpfam="0.0")
         message = refusal(file)
         assert (
             "has format 1, of kexpfam 0.0; load the file with the version that wrote it, or fit the model"
@@ -559,7 +548,7 @@ class TestRefusals:
     @pytest.mark.parametrize("version", [None, "", "two", "-1", "1.5", "\u00b2"])
     def test_no_format_at_all(self, file, version):
         save_tree(file, "test", {}, {})
-        rewritten(file, version=version)
+        rewrite(file, version=version)
         message = refusal(file)
         assert "has no valid format number" in message
         assert "newer" not in message
@@ -586,7 +575,7 @@ class TestRefusals:
     )
     def test_damaged_structure(self, file, structure):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=structure)
+        rewrite(file, structure=structure)
         assert "damaged" in refusal(file)
 
     @pytest.mark.parametrize("tag", ["$class", "$enum"])
@@ -616,19 +605,19 @@ class TestRefusals:
     )
     def test_classes_that_no_file_may_name(self, file, tag, name):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({tag: name, "args": ["true"], "member": "A"}))
+        rewrite(file, structure=json.dumps({tag: name, "args": ["true"], "member": "A"}))
         assert "is not a class that this kexpfam can restore" in refusal(file)
 
     def test_an_enumeration_is_no_record_and_the_other_way_round(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure='{"$class":"kexpfam.fit.problem:Status"}')
+        rewrite(file, structure='{"$class":"kexpfam.fit.problem:Status"}')
         assert "is not a class that" in refusal(file)
-        rewritten(file, structure='{"$enum":"kexpfam.data.sample:Sample","member":"target"}')
+        rewrite(file, structure='{"$enum":"kexpfam.data.sample:Sample","member":"target"}')
         assert "is not a class that" in refusal(file)
 
     def test_refusing_a_class_does_not_import_its_module(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure='{"$class":"this:Zen"}')
+        rewrite(file, structure='{"$class":"this:Zen"}')
         refusal(file)
         assert "this" not in sys.modules
 
@@ -637,7 +626,7 @@ class TestRefusals:
     )
     def test_classes_of_another_version(self, file, name):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": name}), kexpfam="9.9")
+        rewrite(file, structure=json.dumps({"$class": name}), kexpfam="9.9")
         message = refusal(file)
         assert "written by kexpfam 9.9" in message
         assert "this kexpfam can restore; load the file with the version that wrote it" in message
@@ -645,7 +634,7 @@ class TestRefusals:
     @pytest.mark.parametrize("fields", [{"target": 1}, {"target": 1, "condition": 2, "weights": 3}])
     def test_fields_that_are_required_or_unknown(self, file, fields):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": "kexpfam.data.sample:Sample"} | fields))
+        rewrite(file, structure=json.dumps({"$class": "kexpfam.data.sample:Sample"} | fields))
         missing = "needs a field 'condition' that the file lacks"
         assert (missing if len(fields) == 1 else "has no field weights in this kexpfam") in refusal(file)
 
@@ -663,12 +652,12 @@ class TestFilesOfOlderVersions:
     def test_a_field_that_is_not_in_the_file_takes_its_default(self, file):
         save_tree(file, "test", {}, {})
         record = {"$class": "kexpfam.fit.select:Search", "folds": 3}
-        rewritten(file, structure=json.dumps(record))
+        rewrite(file, structure=json.dumps(record))
         assert same(load_tree(file)[1], Search(folds=3))
 
     def test_defaults_pass_through_the_converter_of_the_field(self, file):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": "kexpfam.fit.saddle:DoublyDual"}))
+        rewrite(file, structure=json.dumps({"$class": "kexpfam.fit.saddle:DoublyDual"}))
         assert same(load_tree(file)[1], DoublyDual())
 
     def test_a_named_tuple_takes_its_defaults(self, file):
@@ -677,13 +666,13 @@ class TestFilesOfOlderVersions:
         with safe_open(file, framework="np") as content:
             structure = json.loads(content.metadata()["structure"])
         del structure["snapshots"]
-        rewritten(file, structure=json.dumps(structure))
+        rewrite(file, structure=json.dumps(structure))
         assert same(load_tree(file)[1], full)
 
     @pytest.mark.parametrize("module", ["kexpfam.fit.absent", "kexpfam.storage", "kexpfam.fit"])
     def test_a_class_that_has_moved_is_found_by_its_name(self, file, module):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": f"{module}:Distillation", "components": 4}))
+        rewrite(file, structure=json.dumps({"$class": f"{module}:Distillation", "components": 4}))
         assert same(load_tree(file)[1], Distillation(components=4))
 
     def test_a_class_and_its_fields_can_be_renamed(self, file, monkeypatch):
@@ -691,12 +680,12 @@ class TestFilesOfOlderVersions:
         monkeypatch.setattr(storage, "RENAMED", names)
         save_tree(file, "test", {}, {})
         record = {"$class": "kexpfam.fit.explore:Exploration", "parts": 3, "removed": 1}
-        rewritten(file, structure=json.dumps(record))
+        rewrite(file, structure=json.dumps(record))
         assert same(load_tree(file)[1], Search(folds=3))
 
     def test_a_moved_class_whose_name_is_not_unique_is_in_the_table(self, file, monkeypatch):
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": "kexpfam.absent:Gaussian", "mean": 1, "cholesky": 2}))
+        rewrite(file, structure=json.dumps({"$class": "kexpfam.absent:Gaussian", "mean": 1, "cholesky": 2}))
         assert "is not a class that this kexpfam can restore" in refusal(file)
         moved = {"kexpfam.absent:Gaussian": "kexpfam.model.measures:Gaussian"}
         monkeypatch.setattr(storage, "RENAMED", moved)
@@ -707,7 +696,7 @@ class TestFilesOfOlderVersions:
             storage, "_modules_defining", lambda name: ["kexpfam.fit.select", "kexpfam.fit.distil"]
         )
         save_tree(file, "test", {}, {})
-        rewritten(file, structure=json.dumps({"$class": "kexpfam.absent:Search"}))
+        rewrite(file, structure=json.dumps({"$class": "kexpfam.absent:Search"}))
         assert "is not a class that this kexpfam can restore" in refusal(file)
 
     def test_an_estimator_and_its_parameters_can_be_renamed(self, file, monkeypatch):
@@ -717,7 +706,7 @@ class TestFilesOfOlderVersions:
             structure = json.loads(content.metadata()["structure"])
         structure["params"]["former"] = 1
         del structure["weight"]
-        rewritten(file, kind="ParzenWindow", structure=json.dumps(structure))
+        rewrite(file, kind="ParzenWindow", structure=json.dumps(structure))
         with pytest.raises(StorageError, match="contains a 'ParzenWindow', which is not an estimator"):
             kexpfam.load(file)
         monkeypatch.setattr(storage, "RENAMED", {"ParzenWindow": "KernelDensity"})
@@ -732,85 +721,6 @@ class TestFilesOfOlderVersions:
         save_tree(file, "KernelDensity", damage, {})
         with pytest.raises(StorageError):
             kexpfam.load(file)
-
-
-def mutated(content: bytes, rng: np.random.Generator) -> bytes:
-    """Return the file after one random change that knows where header, entries and arrays are."""
-    length = int.from_bytes(content[:8], "little")
-    header, body = content[8 : 8 + length], content[8 + length :]
-    sealed = lambda text, rest=body: len(text).to_bytes(8, "little") + text + rest
-    entries = json.loads(header)
-    names = [name for name in entries if name != "__metadata__"]
-    kind, first, second = rng.integers(10), *rng.integers(len(content), size=2)
-    low, high = sorted((int(first), int(second)))
-    if kind == 0:  # flipped bits
-        changed = bytearray(content)
-        changed[low] ^= 1 << int(rng.integers(8))
-        return bytes(changed)
-    if kind == 1:
-        return content[:low]
-    if kind == 2:
-        return content[:low] + content[high:]
-    if kind == 3:  # two ranges swapped
-        size = int(rng.integers(1, 64))
-        return (
-            content[:low]
-            + content[high : high + size]
-            + content[low + size : high]
-            + content[low : low + size]
-        )
-    if kind == 4:  # random bytes
-        return content[:low] + rng.bytes(int(rng.integers(1, 32))) + content[high:]
-    if kind == 5:  # another length of the header
-        lengths = [0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1]
-        return lengths[rng.integers(len(lengths))].to_bytes(8, "little") + content[8:]
-    if kind == 6:  # an entry of the metadata changed, removed or written twice
-        name = str(rng.choice(list(entries["__metadata__"])))
-        value = str(rng.choice(["", "0", "1", "9" * 50, "null", "{}", "[", '{"$class":"kexpfam:load"}']))
-        changes = [{name: value}, {name: value} | entries["__metadata__"]]
-        return sealed(
-            json.dumps(
-                entries | {"__metadata__": entries["__metadata__"] | changes[rng.integers(2)]}
-            ).encode()
-        )
-    name = str(rng.choice(names))
-    if kind == 7:  # another type, shape or range of an array
-        field, value = [
-            ("dtype", "I64"),
-            ("dtype", "BF16"),
-            ("shape", [2**40, 2**40]),
-            ("shape", []),
-            ("data_offsets", [0, 2**50]),
-        ][rng.integers(5)]
-        return sealed(json.dumps(entries | {name: entries[name] | {field: value}}).encode())
-    if kind == 8:  # a key written twice
-        text = json.dumps(entries)
-        return sealed(
-            (text[:-1] + f", {json.dumps(name)}: {json.dumps(entries[str(rng.choice(names))])}}}").encode()
-        )
-    other = str(rng.choice(names))  # two arrays exchanged
-    return sealed(json.dumps(entries | {name: entries[other], other: entries[name]}).encode())
-
-
-def remade(file, rng):
-    """Change one value of the structure at random and make the checksum match."""
-    with safe_open(file, framework="np") as content:
-        text = content.metadata()["structure"]
-    places = [match.span() for match in re.finditer(r'"[^"]*"|[0-9.e+-]+|null|true|false', text)]
-    low, high = places[rng.integers(len(places))]
-    values = [
-        "null",
-        "-1",
-        "1e400",
-        "[]",
-        "{}",
-        '"$jax"',
-        '"x"',
-        '{"$tuple":[]}',
-        '"kexpfam.model.density:Density"',
-        "9" * 5000,
-    ]
-    rewritten(file, structure=text[:low] + values[rng.integers(len(values))] + text[high:])
 
 
 class TestMutations:
@@ -852,7 +762,7 @@ class TestMutations:
         refused = 0
         for seed in range(500):
             file.write_bytes(content)
-            remade(file, np.random.default_rng(seed))
+            forge(file, np.random.default_rng(seed))
             try:
                 load_tree(file)
             except StorageError:
@@ -969,6 +879,18 @@ class TestCheckpoint:
         with pytest.raises(TypeError, match=r"task.1.rule: cannot store the function"):
             Checkpoint(file, (example_problem(), OwnSolver(3, rule=lambda values: values[0])))
 
+    def test_a_full_disk_keeps_the_old_state_and_does_not_end_the_run(self, file):
+        checkpoint = Checkpoint(file, self.task())
+        checkpoint.write(self.state)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # the system refuses more bytes
+        try:
+            with pytest.warns(CheckpointWarning, match=rf"{file} is not written: File too large\."):
+                checkpoint.write(self.state | {"weights": jnp.ones(3)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert same(checkpoint.read(self.state), self.state)
+
     def test_a_model_is_no_checkpoint(self, file):
         save_tree(file, "KernelExpFamily", [], {})
         with pytest.raises(StorageError, match="belongs to a fit of other"):
@@ -1005,7 +927,8 @@ class TestCheckpointOfAFit:
         def stop(report):
             raise KeyboardInterrupt
 
-        assert self.fitted(file, progress=stop).solution_.status is Status.INTERRUPTED
+        with pytest.raises(KeyboardInterrupt):
+            self.fitted(file, progress=stop)
         for name, other in {
             "another row": {"rows": np.vstack([self.rows[1:], [[0.5, 0.5]]])},
             "another penalty": {"rkhs_penalty": 0.02},

@@ -36,6 +36,7 @@ _PUBLIC = {
     "UncertainNormaliserWarning": "estimators.base",
     "NearlyDeterministicWarning": "estimators.kernel_exp_family",
     "StorageError": "storage",
+    "CheckpointWarning": "storage",
 }
 
 __all__ = ["__version__", *_PUBLIC]

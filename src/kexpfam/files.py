@@ -34,8 +34,11 @@ def written(path: Path) -> Iterator[BinaryIO]:
         if there is not None:
             temporary.chmod(stat.S_IMODE(there.st_mode))
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk is reported without a name
+            reason = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
     _settle(target.parent)
 

@@ -29,11 +29,37 @@ CACHE_SECONDS = 0.1
 _lock = threading.Lock()
 _open_contexts = 0
 _caller_settings: dict[str, Any] = {}
+_used = _forked_after_use = False
+
+
+def _note_fork() -> None:
+    global _forked_after_use
+    _forked_after_use = _used
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_fork() -> None:
+    """Raise in a process that was forked after JAX was used: its threads are missing there, and it would wait
+    for them without end."""
+    if _forked_after_use:
+        raise RuntimeError(
+            "this process was forked after kexpfam was used, and JAX does not work in it: start processes "
+            "with multiprocessing.get_context('spawn'), or fork before the first call."
+        )
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Return a context in which JAX computes in float64 and compiled programs are cached."""
+    """Return a context in which JAX computes in float64 and compiled programs are cached.
+
+    A process that was forked after such a context is refused (``check_fork``).
+    """
+    global _used
+    check_fork()
+    _used = True
     with _cache(), jax.enable_x64(True):
         yield
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import equinox as eqx
@@ -52,7 +52,7 @@ class SettingsRecord(eqx.Module):
             words, test = field.metadata.get("bound", ("", None))
             value = getattr(self, field.name)
             numbers = value if isinstance(value, tuple) else (value,)
-            if test is not None and not all(np.ndim(number) == 0 and test(number) for number in numbers):
+            if test is not None and not all(_is_number(number) and test(number) for number in numbers):
                 raise ValueError(f"{field.name} must be {words}, got {shown(value)}.")
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
     """Raise unless these fields of a record are numbers of at least ``least``."""
     for name in names:
         value = getattr(record, name)
-        if np.ndim(value) != 0 or not value >= least:
+        if not _is_number(value) or not value >= least:
             raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
 
 
@@ -129,8 +129,14 @@ def check_positive(record: eqx.Module, *names: str) -> None:
     """Raise unless these fields of a record are non-empty sequences of positive numbers."""
     for name in names:
         values = getattr(record, name)
-        if not values or not all(value > 0.0 for value in values):
+        several = isinstance(values, Sequence | np.ndarray) and len(values) > 0
+        if not several or not all(_is_number(value) and value > 0.0 for value in values):
             raise ValueError(f"{name} must be positive numbers, one at least; got {shown(values)}.")
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is one number: neither a text, nor a boolean, nor several numbers."""
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def shown(value: Any) -> str:

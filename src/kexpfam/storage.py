@@ -23,6 +23,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from kexpfam import processes
 from kexpfam.files import written
 from kexpfam.jax_settings import double_precision, single_precision
 from kexpfam.model import networks
+from kexpfam.stacklevel import caller_level
 from kexpfam.version import __version__
 
 # Raise FORMAT whenever a reader of the former format would misread a new file; see tools/golden.py.
@@ -78,6 +80,10 @@ USE_THE_WRITER = "load the file with the version that wrote it"
 
 class StorageError(ValueError):
     """Raised if a file cannot be read or written."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, for instance because the disk is full."""
 
 
 def save_tree(path: str | os.PathLike, kind: str, tree: Any, metadata: dict[str, Any]) -> None:
@@ -174,11 +180,19 @@ class Checkpoint:
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
     def write(self, state: Any) -> None:
-        """Replace the file by the arrays of the state; only the first of several processes writes."""
+        """Replace the file by the arrays of the state; only the first of several processes writes.
+
+        A file that cannot be written raises a warning, not an error.
+        """
         if processes.place().rank:
             return
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
-        save_tree(self.path, "checkpoint", leaves, {"fingerprint": self._fingerprint})
+        try:
+            save_tree(self.path, "checkpoint", leaves, {"fingerprint": self._fingerprint})
+        except OSError as problem:
+            reason = f"the checkpoint {self.path} is not written: {problem.strerror or problem}"
+            message = f"{reason}. The fit continues; if it is interrupted, it resumes from an earlier state."
+            warnings.warn(message, CheckpointWarning, stacklevel=caller_level())
 
 
 class _Tensors(dict[str, np.ndarray]):

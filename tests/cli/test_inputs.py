@@ -148,7 +148,7 @@ def test_rows_with_gaps_are_refused_or_dropped(run, model, expected, tmp_path):
     [
         (["--decimal", "x"], "--decimal must be '.' or ','"),
         (["--separator", ";;"], "the separator must be one character"),
-        (["--encoding", "klingon"], "not a readable CSV file"),
+        (["--encoding", "klingon"], "unknown encoding: klingon; --encoding takes utf-8"),
         (["--columns", "left,left"], "2 columns were named|is not in its place|named twice"),
     ],
 )
@@ -169,6 +169,7 @@ def test_every_command_that_reads_has_the_same_options(run, monkeypatch):
             "--quote",
             "--no-header",
             "--encoding",
+            "--comment",
             "--missing",
             "--drop-missing",
         ):

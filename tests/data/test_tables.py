@@ -26,7 +26,7 @@ from kexpfam.data.tables import (
     read_table,
     write_table,
 )
-from kexpfam.data.text import BATCH_BYTES
+from kexpfam.data.text import BATCH_BYTES, OPENING
 
 VALUES = np.array([[1.0, 2.5, -3.0], [4.0, 1e-300, 6.0]])
 NAMES = ["a", "b", "c"]
@@ -146,7 +146,15 @@ BAD_FILES = {
     "csv: infinite": (lambda d: csv_file(d, "1,2\n1,-inf\n"), "row 2: column 'x1' is -inf"),
     "csv: short row": (lambda d: csv_file(d, "a,b\n1,2\n3\n"), "row 2: 1 cells where 2 were expected"),
     "csv: long row": (lambda d: csv_file(d, "1,2\n3,4,5\n"), "row 2: 3 cells where 2 were expected"),
-    "csv: not text": (lambda d: csv_file(d, "ä,ö\n", encoding="latin-1"), "not a readable CSV file"),
+    "csv: not text": (lambda d: csv_file(d, "ä,ö\n", encoding="latin-1"), "name it with --encoding"),
+    "csv: not text, late": (
+        lambda d: csv_file(d, "a\n" + "1\n" * OPENING + "ä\n", encoding="latin-1"),
+        "name it with --encoding",
+    ),
+    "csv: decimal commas between quotes": (
+        lambda d: csv_file(d, 'a,b\n"1,5",2\n'),
+        "row 1: column 'a' is '1,5', not a number; name the decimal mark",
+    ),
     "csv: a row of more than a batch": (
         lambda d: csv_file(d, "a,b\n1,2\n" + "x" * (2 * BATCH_BYTES)),
         "not a readable CSV file",
@@ -247,6 +255,7 @@ DIALECTS = {
     "long names": (f"{'a' * 90_000},b,c\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading()),
     "numbers for names": ("2019,2020,2021\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(header=True)),
     "latin letters": ("ä,ö,c\n1,2.5,-3\n4,1e-300,6\n", "data.csv", Reading(encoding="latin-1")),
+    "comments": ("# by hand\na,b,c\n1,2.5,-3\n #\n4,1e-300,6\n#", "data.csv", Reading(comment="#")),
     "a gap": ("a,b,c\n1,2.5,-3\n7,,8\n4,1e-300,6\n", "data.csv", Reading(gaps="drop")),
     "words for gaps": (
         "a,b,c\nNA,1,1\n1,2.5,-3\n4,1e-300,6\n1,?,1\n",

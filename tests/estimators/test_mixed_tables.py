@@ -125,7 +125,7 @@ def test_the_density_of_the_others_is_the_joint_one_over_that_of_the_given(model
     assert found == pytest.approx(model.score_samples(rows.head(1))[0] - given.log_evidence.value, abs=1e-9)
     assert given.log_evidence.standard_error < 0.1
     draws = given.sample(50, random_state=0)
-    assert draws.shape == (50, 4) and (draws[:, 0] <= 1.0).all()
+    assert list(draws.columns) == given.names and len(draws) == 50 and (draws["share"] <= 1.0).all()
     quantiles = given.marginal(["visits"]).quantile([0.1, 0.5, 0.9])
     assert np.all(np.diff(quantiles) >= 0) and np.all(quantiles == np.round(quantiles))
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from oracles import normal
 
-from kexpfam import DDE, Kernel, KernelExpFamily
 from kexpfam.data.sample import Sample
-from kexpfam.datasets import two_moons
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Status
 from kexpfam.fit.saddle import DoublyDual, SaddleProblem
@@ -153,17 +151,10 @@ def interrupt_at(step):
     return listener
 
 
-def test_an_interrupted_run_returns_what_it_has(problem):
-    solver = DoublyDual(**SMALL)
-    outcome = go(problem, solver, steps=20, report=interrupt_at(10))
-    assert outcome.status is Status.INTERRUPTED
-    assert same(outcome.state, go(problem, solver, steps=10).state)
-    assert len(outcome.trace["value"]) == 10
-
-
 def test_an_interrupted_run_can_be_resumed_where_it_was(problem, tmp_path):
     solver, file = DoublyDual(**SMALL), tmp_path / "state.kexpfam"
-    go(problem, solver, steps=20, report=interrupt_at(10), checkpoint=Checkpoint(file, problem))
+    with pytest.raises(KeyboardInterrupt):
+        go(problem, solver, steps=20, report=interrupt_at(10), checkpoint=Checkpoint(file, problem))
     resumed = go(problem, solver, steps=20, checkpoint=Checkpoint(file, problem))
     assert same(resumed.state, go(problem, solver, steps=20).state)
 
@@ -212,20 +203,3 @@ def test_another_size_does_recompile(problem):
     TRACES.clear()
     go(problem, Counting(**SMALL | {"batch_size": 16}), steps=5)
     assert len(TRACES) >= 1
-
-
-@pytest.mark.slow
-def test_an_interrupted_fit_is_a_usable_density():
-    data = two_moons().sample(80, random_state=0)
-    model = KernelExpFamily(
-        model="kernel",
-        kernel=Kernel(lengthscale=0.8, rkhs_penalty=1e-2, n_centres=10),
-        solver=DDE(saddle=DoublyDual(**SMALL), steps=100),
-        random_state=0,
-        progress=interrupt_at(1),
-    ).fit(data)
-    assert model.solution_.status is Status.INTERRUPTED
-    assert len(model.solution_.trace["value"]) < 100
-    assert np.isfinite(model.score(data))
-    assert np.all(np.isfinite(model.sample(20, random_state=0)))
-    assert "resume" in model.solution_.status.value.lower()

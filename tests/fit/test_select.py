@@ -286,40 +286,6 @@ def test_a_wavy_curve_gets_a_shorter_length_scale_than_a_straight_line():
     assert wavy < 0.7 * straight
 
 
-@pytest.mark.parametrize("which", ["plane", "parts"])
-def test_an_interruption_keeps_the_best_so_far(which, request):
-    reports = []
-
-    def impatient(report):
-        reports.append(report)
-        if len(reports) == 2:
-            raise KeyboardInterrupt
-
-    found = chosen(request.getfixturevalue(which), report=impatient)
-    assert len(reports) == 2
-    assert len(found.trials) == reports[-1].step
-    assert found.chosen.score == max(trial.score for trial in found.trials) == reports[-1].health["score"]
-
-
-def test_an_interruption_while_inputs_are_told_apart_keeps_the_walk():
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-2.0, 2.0, (ROWS, 2))
-    parts = scaled(x, np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=ROWS))
-    # No input gains so much that it gets a length scale of its own.
-    walked = searched(
-        parts, condition_lengthscale=None, options=Search(relevance_gain=np.inf, relevance_factors=(1.0,))
-    )
-
-    def impatient(report):
-        if report.step > len(walked.trials) - 3:
-            raise KeyboardInterrupt
-
-    interrupted = searched(parts, condition_lengthscale=None, report=impatient)
-    np.testing.assert_allclose(
-        interrupted.settings.condition_lengthscale, walked.settings.condition_lengthscale
-    )
-
-
 def test_the_listener_hears_the_number_of_trials_and_the_best_score(parts):
     reports = []
     found = searched(parts, rkhs_penalty=None, report=reports.append)

@@ -104,17 +104,6 @@ def test_the_density_is_the_exact_one(name, problem, exact):
     assert len(solution.trace["acceptance"]) == CLASSICAL[name].steps
 
 
-def interrupt(report):
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_run_is_a_usable_solution(problem):
-    solution = ContrastiveDivergence(steps=60, ascent=FEW).solve(problem, key=jr.key(0), report=interrupt)
-    assert solution.status is Status.INTERRUPTED
-    assert len(solution.trace["acceptance"]) == 8
-    assert np.all(np.isfinite(solution.tilt.weights))
-
-
 def test_a_run_that_breaks_is_rolled_back(problem):
     broken = eqx.tree_at(lambda averaged: averaged.solver.trust, FEW, jnp.asarray(np.nan))
     solution = ContrastiveDivergence(steps=8, ascent=broken).solve(problem, key=jr.key(0))

@@ -265,18 +265,6 @@ def test_the_cold_start_without_polish_improves_on_the_base(moons):
     assert model.score(moons) > (base + np.asarray(model.density_.scaling.log_jacobian(moons))).mean() + 0.1
 
 
-@pytest.mark.slow
-def test_an_interrupted_fit_returns_its_last_state(moons):
-    def listener(report):
-        if report.stage == "saddle point":
-            raise KeyboardInterrupt
-
-    solver = FunctionalGradient(ascent=SMALL, steps=50, budget=512, centres=150, **WARM)
-    model = KernelExpFamily(solver=solver, progress=listener, **SETTINGS).fit(moons)
-    assert model.solution_.status is Status.INTERRUPTED
-    assert np.all(np.isfinite(model.score_samples(moons)))
-
-
 def test_a_run_away_is_called_divergence(problem):
     ascent = FunctionalAscent(rate=1e4, batch_size=2, ascents=2)
     posed, state = start(problem, 200)

@@ -175,18 +175,6 @@ def test_the_held_out_score_is_the_mean_log_ratio_to_the_base():
     assert score == pytest.approx(tilt.values(others).mean() - np.log(masses.sum()), abs=1e-4)
 
 
-def test_an_interrupted_fit_keeps_the_features_it_has(moons):
-    def listener(report):
-        if report.stage == "features":
-            raise KeyboardInterrupt
-
-    solver = AdaptedFeatures(count=20, steps=100, learning=LEARNING)
-    model = KernelExpFamily(solver=solver, progress=listener, **SETTINGS).fit(moons)
-    assert model.solution_.status is Status.INTERRUPTED
-    assert model.solution_.facts["learning_steps"] == 25.0
-    assert np.all(np.isfinite(model.score_samples(moons)))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

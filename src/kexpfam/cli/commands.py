@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 import kexpfam
-from kexpfam.cli import inputs, launcher, results
+from kexpfam.cli import inputs, interruption, launcher, results
 from kexpfam.cli.inputs import ColumnOptions, kinds_of, names_in, reads_tables
 from kexpfam.cli.reproduce import checkout, reproduce
 from kexpfam.files import written
@@ -64,8 +64,8 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress bar.")]
 
 
 def main() -> None:
-    """Run the command line. Errors of the user's input are one line, with exit code 2."""
-    with warnings.catch_warnings():
+    """Run the command line. Errors of the user's input are one line, with exit code 2; Ctrl-C gives 130."""
+    with warnings.catch_warnings(), interruption.ends_soon_after_interrupt():
         warnings.showwarning = lambda text, *_, **__: results.message("warning", str(text))
         try:
             if not sys.argv[1:]:
@@ -74,7 +74,11 @@ def main() -> None:
                 heading = f"kexpfam {kexpfam.__version__}: densities from tables."
                 typer.echo(f"{heading}\n\n{steps}\n\nAll commands: kexpfam --help")
                 sys.exit()
-            sys.exit(app(args=sys.argv[1:], standalone_mode=False))
+            if (code := app(args=sys.argv[1:], standalone_mode=False)) == interruption.INTERRUPTED:
+                interruption.end()
+            sys.exit(code)
+        except (KeyboardInterrupt, typer.Abort):  # some versions of typer raise Abort instead of returning
+            interruption.end()
         except USAGE_ERROR as error:
             context, text = getattr(error, "ctx", None), cast(Any, error).format_message()
             command = context.command_path if context else "kexpfam"
@@ -164,7 +168,7 @@ def fit(
 
     chosen = ColumnOptions(names_in(columns), names_in(target), names_in(features), weight, kinds_of(kind))
     _check_output(output, checkpoint, None if data in SYNTHETIC else Path(data))
-    first = launcher.is_first_process(data, processes, coordinator, process_id, checkpoint)
+    first = launcher.is_first_process(data, processes, coordinator, process_id)
     from kexpfam import Kernel
     from kexpfam.cli.fitting import built_in, fitted, training
 

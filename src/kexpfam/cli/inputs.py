@@ -29,6 +29,7 @@ def _reading(
     quote: Annotated[str, _option("Quotes around cells that contain separators, or none.")] = '"',
     header: Annotated[bool | None, _option(HEADER, "--header/--no-header")] = None,
     encoding: Annotated[str, _option("Encoding of the file: utf-8, latin-1, ...")] = "utf-8",
+    comment: Annotated[Text, _option("Skip lines that start with this, such as '#'.")] = None,
     missing: Annotated[list[str] | None, _option("Another word for a missing cell; repeatable.")] = None,
     drop_missing: Annotated[bool, _option("Drop the rows with missing cells.", "--drop-missing")] = False,
 ) -> "Reading":
@@ -46,6 +47,7 @@ def _reading(
         missing=(*MISSING, *(missing or ())),
         gaps="drop" if drop_missing else "keep",
         texts=True,
+        comment=comment,
     )
 
 

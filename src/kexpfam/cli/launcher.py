@@ -13,11 +13,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
+from kexpfam.cli.interruption import advice
 from kexpfam.cli.results import message
 
 
@@ -45,7 +45,7 @@ def started_by_launcher() -> bool:
 
 
 def is_first_process(
-    data: str, processes: int | None, coordinator: str | None, process_id: int | None, checkpoint: Path | None
+    data: str, processes: int | None, coordinator: str | None, process_id: int | None
 ) -> bool:
     """Join the other processes and return whether this is the first one, which writes the output.
 
@@ -56,7 +56,7 @@ def is_first_process(
     if data == "-":
         raise ValueError("every process reads the rows; write standard input to a file first.")
     if coordinator is None and not started_by_launcher():
-        raise typer.Exit(launch(processes or 1, checkpoint))
+        raise typer.Exit(launch(processes or 1))
     from kexpfam.processes import join
 
     if started_by_launcher():
@@ -70,11 +70,8 @@ def is_first_process(
     return join(coordinator, processes, process_id).rank == 0
 
 
-def launch(count: int, checkpoint: Path | None) -> int:
+def launch(count: int) -> int:
     """Run this command in ``count`` processes and return the exit code."""
-    advice = "Use --checkpoint FILE to be able to resume."
-    if checkpoint is not None:
-        advice = f"The same command resumes from {checkpoint}."
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -83,10 +80,7 @@ def launch(count: int, checkpoint: Path | None) -> int:
         started = [_start(f"{address} {count} {rank}", logs[rank], rank, count) for rank in range(count)]
         try:
             _wait(started)
-            return _exit_code([one.poll() for one in started], logs, advice)
-        except KeyboardInterrupt:
-            message("error", f"interrupted, and all processes were stopped. {advice}")
-            return 130
+            return _exit_code([one.poll() for one in started], logs)
         finally:
             for one in started:
                 one.kill()
@@ -116,7 +110,7 @@ def _wait(started: list[subprocess.Popen]) -> None:
         time.sleep(POLL)
 
 
-def _exit_code(codes: list[int | None], logs: Sequence[IO[bytes]], advice: str) -> int:
+def _exit_code(codes: list[int | None], logs: Sequence[IO[bytes]]) -> int:
     """Return the exit code of all processes; write the error unless the first process has written it."""
     if not any(codes):
         return 0
@@ -135,7 +129,7 @@ def _exit_code(codes: list[int | None], logs: Sequence[IO[bytes]], advice: str) 
         error = next((line.removeprefix("error: ") for line in reversed(lines) if line), "")
     else:
         error = "a process ended before the others, and all were stopped."
-    message("error", f"{error} {advice}")
+    message("error", f"{error} {advice()}")
     return 1
 
 

@@ -37,14 +37,16 @@ class TableSchema(eqx.Module):
     def of(
         columns: Sequence[np.ndarray],
         names: Sequence[str] | None = None,
-        wanted: Wanted = None,
+        wanted: Any = None,
         labelled: Collection[int] = (),
+        remedy: str = "",
     ) -> "TableSchema":
         """Return the requested kinds of columns, by name or position, and labels where cells are labels.
 
-        ``labelled`` are the positions of columns of labels that are numbers.
+        ``labelled`` are the positions of columns of labels that are numbers. ``remedy`` ends the message on a
+        kind of a column that does not exist.
         """
-        asked = {j: Category() for j in labelled} | _by_position(wanted, len(columns), names)
+        asked = {j: Category() for j in labelled} | _by_position(wanted, len(columns), names, remedy)
         labels = [str(j) if names is None else repr(names[j]) for j in range(len(columns))]
         kinds = [_kind(asked.get(j), column, labels[j]) for j, column in enumerate(columns)]
         return TableSchema(tuple(kinds), None if names is None else tuple(map(str, names)))
@@ -101,8 +103,11 @@ class TableSchema(eqx.Module):
             if np.all(np.isnan(column)):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
-    def hints(self, values: np.ndarray, wanted: Wanted) -> None:
-        """Warn of real columns with values typical of counts or proportions, unless "real" was requested."""
+    def hints(self, values: np.ndarray, wanted: Wanted, *, setting: str = "columns") -> None:
+        """Warn of real columns with values typical of counts or proportions, unless "real" was requested.
+
+        ``setting`` is the name of the estimator's setting of kinds.
+        """
         asked = _by_position(wanted, len(self.kinds), self.names)
         doubted = [j for j, kind in enumerate(self.kinds) if kind.is_default and j not in asked]
         names = list(self.shown)
@@ -114,7 +119,7 @@ class TableSchema(eqx.Module):
             if found:
                 message = (
                     f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: "
-                    f"say {kinds} or 'real' with columns={{{found[0]!r}: ...}}."
+                    f"say {kinds} or 'real' with {setting}={{{found[0]!r}: ...}}."
                 )
                 warnings.warn(message, ColumnKindWarning, stacklevel=caller_level())
 
@@ -138,8 +143,15 @@ def _frame_columns(table: Any) -> list[Any] | None:
     return [table[name] for name in getattr(table, "column_names", None) or list(table.columns)]
 
 
-def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dict[int, AbstractKind]:
+def _by_position(
+    wanted: Any, width: int, names: Sequence[str] | None, remedy: str = ""
+) -> dict[int, AbstractKind]:
     """Return the requested kinds by position."""
+    if not isinstance(wanted, Mapping | None):
+        example = {0 if names is None else names[0]: "positive"}
+        raise TypeError(
+            f"kinds of columns are a dict by name or position, such as {example}; got {wanted!r}."
+        )
     found = {}
     for column, kind in (wanted or {}).items():
         named = [] if names is None else [j for j, name in enumerate(names) if name == str(column)]
@@ -148,7 +160,7 @@ def _by_position(wanted: Wanted, width: int, names: Sequence[str] | None) -> dic
         if not named:
             known = f"the columns are {', '.join(names or ())}"
             known = f"positions are 0 to {width - 1}" if names is None else known
-            raise ValueError(f"there is no column {column!r} to be of kind {kind!r}: {known}.")
+            raise ValueError(f"there is no column {column!r} to be of kind {kind!r}: {known}.{remedy}")
         found[named[0]] = as_kind(kind)
     return found
 

@@ -15,12 +15,23 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from kexpfam.data.blocks import DATASETS, Rows, arrow_dataset, load_array, row_blocks
-from kexpfam.data.text import DATES, OPENING, Reading, TableError, cells_of, omitted, text_form, unreadable
+from kexpfam.data.text import (
+    DATES,
+    OPENING,
+    Reading,
+    TableError,
+    Uncommented,
+    cells_of,
+    omitted,
+    text_form,
+    unreadable,
+)
 from kexpfam.files import written
 from kexpfam.stacklevel import caller_level
 
@@ -222,6 +233,8 @@ def _open(path: Path, choose: Choice, reading: Reading, rows: int) -> Iterator[_
             raise unreadable(place, error) from None
         suffix = suffix or next((kind for magic, kind in MAGIC.items() if opening.startswith(magic)), ".csv")
         if suffix in TEXTS:
+            if reading.comment:
+                opening, stream = _decompressed(io.BufferedReader(Uncommented(stream, reading.comment)))
             reading = reading._replace(separator=reading.separator or TEXTS[suffix])
             form = text_form(place, opening, reading)
             positions = choose(place, form.names, form.width)
@@ -358,7 +371,8 @@ def write_table(path: Path, names: list[str], blocks: Blocks) -> int:
             values = np.concatenate([np.column_stack(block) for block in blocks])
             if values.dtype.kind not in "iuf":
                 raise TableError(f"{path}: labels cannot be written to .npy; use .csv, .parquet or .feather.")
-            np.save(file, values)
+            # To a file of the system NumPy writes past Python, and does not notice that the disk is full.
+            np.save(cast(Any, SimpleNamespace(write=file.write)), values)
             return len(values)
         if kind in DATASETS:
             return _write_arrow(file, kind, names, blocks)

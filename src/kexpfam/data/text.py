@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 
     ``gaps`` is the treatment of missing cells: "refuse", "keep" them as NaN, or "drop" their rows. ``labels``
     are the columns that are read as labels even if they look like numbers. With ``texts``, any other column
-    without a number in it is read as labels, too.
+    without a number in it is read as labels, too. Lines that start with ``comment`` are skipped.
     """
 
     separator: str | None = None
@@ -50,6 +50,7 @@ class Reading(NamedTuple):
     gaps: str = "refuse"
     labels: tuple[str, ...] | list[str] = ()
     texts: bool = False
+    comment: str | None = None
 
 
 class TextFile(NamedTuple):
@@ -132,8 +133,33 @@ def text_form(place: str, opening: bytes, reading: Reading) -> TextFile:
     return TextFile(place, names, len(first), separator, decimal, line if header else 0)
 
 
+class Uncommented(io.RawIOBase):
+    """The lines of a stream of bytes that do not start with a mark, blanks before it apart."""
+
+    def __init__(self, stream: Any, mark: str) -> None:
+        self._stream, self._mark, self._kept = stream, mark.encode(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._kept:
+            line = self._stream.readline()
+            if not line:
+                return 0
+            if not line.lstrip().startswith(self._mark):
+                self._kept = line
+        found, self._kept = self._kept[: len(buffer)], self._kept[len(buffer) :]
+        buffer[: len(found)] = found
+        return len(found)
+
+
 def unreadable(place: str, error: BaseException) -> TableError:
     """Return the error of a file that cannot be read as text."""
+    if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):
+        return TableError(f"{place}: the encoding is another one; name it with --encoding, such as latin-1.")
+    if isinstance(error, LookupError):
+        return TableError(f"{place}: {error}; --encoding takes utf-8, latin-1, cp1252, utf-16, ...")
     return TableError(f"{place}: not a readable CSV file ({error}).")
 
 
@@ -174,6 +200,8 @@ def cells_of(place: str, name: str, column: Any, reading: Reading, decimal: str,
         if not reading.texts or len(wrong) < present:
             cell, row = cells[int(wrong[0])].as_py(), start + int(wrong[0]) + 1
             ways = f"treat such cells as missing (--missing {cell!r}); or " if len(wrong) < present else ""
+            if decimal == "." and DECIMAL_COMMA.fullmatch(cell):
+                ways = "name the decimal mark (--decimal ,); or "
             problem = f"{place}, row {row}: column {name!r} is {cell!r}, not a number; {ways}{omitted(name)}"
             raise TableError(f"{problem}.")
         if compute.all(compute.match_substring_regex(cells, DATE)).as_py():

@@ -26,12 +26,13 @@ from kexpfam.data.kinds import merge_equal_rows
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
-from kexpfam.jax_settings import double_precision
+from kexpfam.interrupts import interruptible
+from kexpfam.jax_settings import check_fork, double_precision
 from kexpfam.judge.diagnosis import Diagnosis
 from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
-from kexpfam.progress import Bar, Listener
+from kexpfam.progress import Bar, Listener, Report
 from kexpfam.settings import SettingsRecord
 from kexpfam.stacklevel import caller_level
 
@@ -86,11 +87,17 @@ def key_from(random_state: Seed) -> Key[Array, ""]:
 
 
 def keys_from(random_state: Seed, count: int) -> list[Key[Array, ""]]:
-    """Return several JAX keys of a scikit-learn random state."""
+    """Return several JAX keys of a random state of scikit-learn or NumPy."""
+    check_fork()
     try:
-        seeds = check_random_state(random_state).randint(2**31 - 1, size=count)
+        if isinstance(random_state, bool | np.bool_):
+            raise ValueError
+        if isinstance(random_state, np.random.Generator):
+            seeds = random_state.integers(2**31 - 1, size=count)
+        else:
+            seeds = check_random_state(random_state).randint(2**31 - 1, size=count)
     except ValueError:
-        kinds = "a whole number from 0 to 2**32 - 1, a numpy.random.RandomState or None"
+        kinds = "a whole number from 0 to 2**32 - 1, a numpy.random.Generator or RandomState, or None"
         raise ValueError(f"random_state must be {kinds}; got {shown(random_state)}.") from None
     return [jr.key(seed) for seed in seeds]
 
@@ -170,16 +177,20 @@ class Estimator(BaseEstimator, abc.ABC):
     # Fitting.
 
     @contextlib.contextmanager
-    def _fitting(self) -> Iterator[Listener | None]:
-        """Provide a fit with progress and float64; restore the old model if it fails."""
+    def _fitting(self) -> Iterator[Listener]:
+        """Provide a fit with progress and float64; restore the old model if it fails or is interrupted."""
         before = dict(self.__dict__)
+        progress = self.get_params(deep=False).get("progress", False)
         try:
-            with (
-                listening(self.get_params(deep=False).get("progress", False)) as listener,
-                double_precision(),
-            ):
+            with interruptible() as check, listening(progress) as listener, double_precision():
+
+                def report(one: Report) -> None:
+                    check()
+                    if listener is not None:
+                        listener(one)
+
                 self._diagnosis = None
-                yield listener
+                yield report
         except BaseException:
             self.__dict__.clear()
             self.__dict__.update(before)

@@ -9,7 +9,7 @@ from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
-from kexpfam.data.encoding import TableSchema, categorical, columns_of
+from kexpfam.data.encoding import DATES, TableSchema, categorical, columns_of
 from kexpfam.data.frames import BACKENDS, Layout, as_table, framed, layout_of, row_name
 from kexpfam.data.kinds import as_kind
 
@@ -31,9 +31,15 @@ class TableCodec(NamedTuple):
         """Return numbers as cells; means of integers are not ``whole``."""
         return self.columns.decode(values, whole=whole)
 
-    def rows(self, values: np.ndarray, output: str, names: Sequence[str]) -> Any:
-        """Return rows in the chosen output container."""
-        layout = _chosen(self.layout, output, names, flat=values.ndim == 1)
+    def rows(
+        self, values: np.ndarray, output: str, names: Sequence[str], places: Sequence[int] | None = None
+    ) -> Any:
+        """Return rows of all columns, or of those at some places, in the chosen output container."""
+        layout = self.layout
+        if layout is not None and places is not None:
+            names_types = [[part[j] for j in places] for part in (layout.names, layout.dtypes)]
+            layout = layout._replace(names=names_types[0], dtypes=names_types[1])
+        layout = _chosen(layout, output, names, flat=values.ndim == 1)
         return values if layout is None else _frame(values, layout, None)
 
     def beside(self, X: Any, values: np.ndarray, output: str, names: Sequence[str]) -> Any:
@@ -98,6 +104,7 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
     ``reset`` is for a fit: the columns are then described anew in ``estimator._codec``. ``kinds`` are those
     the user asked for, or None if the estimator takes real columns only."""
     layout, X = layout_of(X), as_table(X)
+    _refuse_dates(X, "X")
     if not estimator._takes_kinds:
         least = FEWEST_ROWS if reset else 1
         values = validate_data(estimator, X, dtype=np.float64, reset=reset, ensure_min_samples=least)
@@ -114,7 +121,8 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
         cells = columns_of(validate_data(estimator, table, reset=reset, **options))
         labelled = categorical(X)
     if reset:
-        estimator._codec = TableCodec(TableSchema.of(cells, names, kinds, labelled), layout)
+        remedy = " Kinds of y are set with target_columns." if estimator.conditional else ""
+        estimator._codec = TableCodec(TableSchema.of(cells, names, kinds, labelled, remedy), layout)
     columns = estimator._codec.columns
     values = columns.encode(cells, unknown=not reset and not estimator.conditional)
     if reset:
@@ -132,6 +140,7 @@ def read_targets(
     if y is None:
         validate_data(estimator, rows, y, skip_check_array=True, reset=False)  # raises: y is required
     layout, y = layout_of(y), as_table(y)
+    _refuse_dates(y, "y")
     finite = "allow-nan" if estimator._takes_kinds else True
     numbers = not estimator._takes_kinds or _only_numbers(y)
     if numbers:
@@ -158,6 +167,12 @@ def kinds_of_targets(wanted: Any) -> dict[Any, Any] | None:
     return wanted if wanted is None or isinstance(wanted, dict) else {0: as_kind(wanted)}
 
 
+def _refuse_dates(table: Any, name: str) -> None:
+    """Raise for an array of dates or durations, which NumPy converts to numbers without a word."""
+    if isinstance(table, np.ndarray) and table.dtype.kind in "mM":
+        raise ValueError(f"{name} contains {DATES}")
+
+
 def _only_numbers(table: Any) -> bool:
     """Return whether a table holds nothing but numbers, or is no table and is left to scikit-learn to
     refuse."""
@@ -169,4 +184,4 @@ def _only_numbers(table: Any) -> bool:
             table = np.asarray(table)
         except ValueError:  # rows of different lengths
             return True
-    return table.dtype.kind in "iufcVM" or (table.dtype.kind == "O" and table.ndim != 2 and table.size <= 1)
+    return table.dtype.kind in "iufcV" or (table.dtype.kind == "O" and table.ndim != 2 and table.size <= 1)

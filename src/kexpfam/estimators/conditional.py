@@ -8,17 +8,17 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
-from sklearn.utils import Tags
+from sklearn.utils import RegressorTags, Tags
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
-from kexpfam.estimators.base import Estimator, Seed, key_from, shown, whole
+from kexpfam.estimators.base import Estimator, Seed, key_from, whole
 from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
 from kexpfam.estimators.derived import GivenDensity
-from kexpfam.estimators.messages import numbers_of
+from kexpfam.estimators.messages import central_levels, check_share, checked_levels
 from kexpfam.judge.conformal import Conformal, conformalise
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
@@ -82,6 +82,8 @@ class ConditionalEstimator(Estimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"  # predict returns the mean
+        tags.regressor_tags = RegressorTags(poor_score=True)  # score is a log density, not R^2
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
         return tags
@@ -140,11 +142,17 @@ class ConditionalEstimator(Estimator):
         """Return the density under a condition that is numbers."""
         features = self._names or numbered(len(row))
         cells = self._codec.decode(row[None])[0]
-        given = GivenDensity(self.density_.given(row), self._flat_targets, self._draws)
+        given = GivenDensity(self.density_.given(row), self._flat_targets, self._draws, self._framed_targets)
         given.condition = {str(name): value for name, value in zip(features, cells, strict=True)}
         given.target_names = getattr(self, "target_names_", None)
         given.target_kinds = self._target_codec.columns.kinds
         return given
+
+    def _framed_targets(self, draws: np.ndarray) -> Any:
+        """Return draws of y as cells, in a series or frame if y was one and no other output was chosen."""
+        cells = self._decoded(draws)
+        cells = cells[:, 0] if self._flat_targets else cells
+        return self._target_codec.rows(cells, self._output, self._target_names)
 
     @property
     def training_data_(self) -> tuple[np.ndarray, np.ndarray]:
@@ -207,11 +215,7 @@ class ConditionalEstimator(Estimator):
 
         After ``calibrate`` with n rows y lies below each with its probability, up to 1 / (n + 1).
         """
-        X, wanted = self._checked_features(X), np.atleast_1d(numbers_of(levels))
-        if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
-            raise ValueError(
-                f"levels must be one or more numbers strictly between 0 and 1; got {shown(levels)}."
-            )
+        X, wanted = self._checked_features(X), checked_levels(levels)
         found = self.density_.quantile(
             wanted if self._conformal is None else self._conformal.level(wanted), X
         )
@@ -222,9 +226,9 @@ class ConditionalEstimator(Estimator):
 
         After ``calibrate`` with n rows the probability is at least that, and less than 2 / (n + 1) more; with
         too few rows for the coverage the interval is unbounded."""
-        _check_share("coverage", coverage)
+        levels = central_levels(coverage)
         if self._conformal is None:
-            return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
+            return self.quantile(X, levels)
         low, high = self._conformal.ends(coverage)
         tiny = np.finfo(float).eps
         found = self.density_.quantile(np.clip([low, high], tiny, 1.0 - tiny), self._checked_features(X))
@@ -246,7 +250,7 @@ class ConditionalEstimator(Estimator):
         The region holds the points than which draws of the density are more probable with at most this
         probability, by 200 draws per row. After ``calibrate`` with n rows y lies in it with at least this
         probability."""
-        _check_share("level", level)
+        check_share("level", level)
         X, targets = self._checked_rows(X, y)
         repair = self._conformal
         draws, threshold = (
@@ -317,8 +321,3 @@ class ConditionalEstimator(Estimator):
         if seen > MOST_SEEN:
             message = f"{seen:.0%} of these rows are training rows: calibrate needs held-out rows."
             warnings.warn(message, SeenRowsWarning, stacklevel=caller_level())
-
-
-def _check_share(name: str, value: Any) -> None:
-    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")

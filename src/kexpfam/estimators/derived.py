@@ -14,6 +14,7 @@ from kexpfam.data.frames import as_table
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.estimators.base import Seed, key_from, whole
+from kexpfam.estimators.messages import central_levels, checked_levels
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
 from kexpfam.model.distributions import scores
@@ -29,15 +30,27 @@ GIVEN_DRAWS, MARGINAL_DRAWS, ROW_DRAWS = 8192, 512, 512
 
 
 class GivenDensity:
-    """``p(y | x)`` at one x: score points, draw, and look at it; ``condition`` is x by the names of its
-    columns."""
+    """``p(y | x)`` at one x; ``condition`` is x by the names of its columns.
+
+    ``framed`` puts draws of y in the container of the estimator's output."""
 
     condition: dict[str, Any] | None = None
     target_names: list[str] | None = None
     target_kinds: Sequence[AbstractKind] = ()
 
-    def __init__(self, density: Any, flat: bool, draws: Callable[..., np.ndarray]) -> None:
-        self.density, self._flat, self._draws = density, flat, draws
+    def __init__(
+        self,
+        density: Any,
+        flat: bool,
+        draws: Callable[..., np.ndarray],
+        framed: Callable[[np.ndarray], Any],
+    ) -> None:
+        self.density, self._flat, self._draws, self._framed = density, flat, draws, framed
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.target_names or ["y"])
+        known = ", ".join(f"{name}={value!r}" for name, value in (self.condition or {}).items())
+        return f"<density of {names} given {known}>"
 
     def score_samples(self, y: ArrayLike) -> np.ndarray:
         """Return the log density at each y, given with shape (n,) or (n, p)."""
@@ -51,10 +64,32 @@ class GivenDensity:
         """Return the log density at one y as a pure function of JAX."""
         return self.density.log_prob(y)
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
-        """Return draws of y, of shape (n_samples,) or (n_samples, p)."""
-        draws = self._draws(self.density, n_samples, random_state, refine)
-        return draws[:, 0] if self._flat else draws
+    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+        """Return draws of y, of shape (n_samples,) or (n_samples, p); a series or frame if y was one."""
+        return self._framed(self.encoded(n_samples, random_state, refine=refine))
+
+    def encoded(self, n_samples: int, random_state: Seed = None, *, refine: int = 0) -> np.ndarray:
+        """Return draws as numbers, labels as codes, of shape (n_samples, p)."""
+        return self._draws(self.density, n_samples, random_state, refine)
+
+    def cdf(self, y: ArrayLike) -> np.ndarray:
+        """Return ``P(Y <= y | x)`` at each y; one target only."""
+        points = check_array(as_table(y), dtype=np.float64, ensure_2d=False, input_name="y")
+        return self.density.cdf(points.reshape(-1, 1))
+
+    def quantile(self, levels: ArrayLike) -> Any:
+        """Return the quantile at each level, or at a single one; one target only."""
+        found = self.density.quantile(checked_levels(levels))[0]
+        return found if np.ndim(levels) else found[0]
+
+    def interval(self, coverage: float = 0.9) -> np.ndarray:
+        """Return the two ends of the central interval with this probability; one target only."""
+        return self.quantile(central_levels(coverage))
+
+    def mean(self) -> Any:
+        """Return the mean of y, a number or an array of shape (p,); the most probable label of a category."""
+        mean = TableSchema(tuple(self.target_kinds)).decode(self.density.mean(), whole=False)[0]
+        return mean[0] if self._flat else mean
 
     def plot(self, **kwargs: Any) -> "Figure":
         """Return a figure: the density of a one-dimensional y, draws of the first two columns of a wider
@@ -78,14 +113,12 @@ class PartialDensity:
         kept: Sequence[int],
         *,
         draws: int = GIVEN_DRAWS,
+        framed: Callable[[np.ndarray, Sequence[int]], Any] = lambda draws, kept: draws,
     ):
-        self.density, self.columns, self.kept, self._given, self._count = (
-            density,
-            columns,
-            tuple(kept),
-            given,
-            draws,
-        )
+        self.density, self.columns, self.kept = density, columns, tuple(kept)
+        self._given, self._count, self._framed = given, draws, framed
+        if not self.kept or len(set(self.kept)) < len(self.kept):
+            raise ValueError(f"name one or more different columns; got {self.names}.")
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
         if not np.all(np.isnan(given)):
             (self.log_evidence,) = self._completions(key_from(0)).evidence()
@@ -111,15 +144,48 @@ class PartialDensity:
         found[inside] = joint - self.log_evidence.value
         return found
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
-        """Return draws of the columns in ``names``, of shape (n_samples, columns)."""
+    def __repr__(self) -> str:
+        known = np.flatnonzero(~np.isnan(self._given)).tolist()
+        names, cells = list(self.columns.shown), self.columns.decode(self._given[None])[0]
+        given = ", ".join(f"{names[j]}={cells[j]!r}" for j in known)
+        return f"<density of {', '.join(self.names)}{f' given {given}' if known else ''}>"
+
+    def sample(self, n_samples: int = 1, random_state: Seed = None) -> Any:
+        """Return draws of the columns in ``names``, of shape (n_samples, columns); a frame if the model was
+        fitted to one."""
         key, count = key_from(random_state), whole("n_samples", n_samples, 1)
         rng = np.random.default_rng(seed_from(key))
         draws = self._completions(key, at_least=count).resampled(count, rng)[0]
-        return self._own.decode(draws[:, self.kept])
+        return self._framed(self._own.decode(draws[:, self.kept]), self.kept)
 
-    def quantile(self, levels: ArrayLike) -> np.ndarray:
+    def cdf(self, values: ArrayLike) -> np.ndarray:
+        """Return ``P(X <= x)`` of a single column of numbers at each value, by weighted draws."""
+        draws, levels = self._ordered()
+        place = np.searchsorted(draws, np.ravel(np.asarray(values, float)), side="right")
+        return np.concatenate([[0.0], levels])[place]
+
+    def interval(self, coverage: float = 0.9) -> np.ndarray:
+        """Return the two ends of the central interval of a single column with this probability."""
+        return self.quantile(central_levels(coverage))
+
+    def mean(self) -> np.ndarray:
+        """Return the mean of each column in ``names``, the most probable label of a category."""
+        found = self._completions(key_from(0))
+        shares = np.exp(found.log_weights - found.log_weights.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        kinds = zip(self.kept, self._own.kinds, strict=True)
+        means = [kind.centre(found.rows[:, :, j], shares)[0] for j, kind in kinds]
+        return self._own.decode(np.array([means]), whole=False)[0]
+
+    def quantile(self, levels: ArrayLike) -> Any:
         """Return the quantiles of a single column of numbers at each level, by weighted draws."""
+        draws, known = self._ordered()
+        place = np.searchsorted(known, checked_levels(levels))
+        quantiles = draws[np.minimum(place, len(draws) - 1)]
+        return quantiles if np.ndim(levels) else quantiles[0]
+
+    def _ordered(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return draws of a single column of numbers in order, and their distribution function."""
         if len(self.kept) != 1 or self._own.kinds[0].categorical:
             raise ValueError(
                 f"quantiles need one numeric column: take marginal([...]) of {', '.join(self.names)} first."
@@ -128,12 +194,11 @@ class PartialDensity:
         values = found.rows[0, :, self.kept[0]]
         order = np.argsort(values)
         shares = np.exp(found.log_weights[0] - found.log_weights[0].max())[order]
-        place = np.searchsorted(np.cumsum(shares) / shares.sum(), np.atleast_1d(np.asarray(levels, float)))
-        quantiles = values[order][np.minimum(place, len(values) - 1)]
-        return quantiles if np.ndim(levels) else quantiles[0]
+        return values[order], np.cumsum(shares) / shares.sum()
 
     def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
         """Return the density of some of the columns, under the same condition."""
+        columns = [columns] if isinstance(columns, str | int) else columns
         kept = [position_of(column, self.columns) for column in columns]
         if strangers := [
             column for column, place in zip(columns, kept, strict=True) if place not in self.kept
@@ -141,7 +206,8 @@ class PartialDensity:
             raise ValueError(
                 f"there is no column {strangers[0]!r} here: the density is of {', '.join(self.names)}."
             )
-        return PartialDensity(self.density, self.columns, self._given, kept, draws=self._count)
+        options: Any = {"draws": self._count, "framed": self._framed}
+        return PartialDensity(self.density, self.columns, self._given, kept, **options)
 
     def plot(self, n_samples: int = 2000, random_state: Seed = 0) -> "Figure":
         """Return a figure of draws, a panel for each column."""

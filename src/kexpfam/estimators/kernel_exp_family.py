@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.blocks import Rows
 from kexpfam.data.encoding import TableSchema
 from kexpfam.data.kinds import AbstractKind
+from kexpfam.data.tables import numbered
 from kexpfam.estimators.base import Seed, key_from, remembered, warn_of_uncertain_normaliser
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
@@ -197,9 +198,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
                 f"given() takes a dict, such as {{{next(iter(self.columns_))!r}: ...}}; got {known!r}."
             )
         row = self._row(known)
-        return PartialDensity(
-            self.density_, self._columns, row, np.flatnonzero(np.isnan(row)).tolist(), draws=draws
-        )
+        return self._partial(row, np.flatnonzero(np.isnan(row)).tolist(), draws)
 
     def marginal(self, columns: Sequence[Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
         """Return the density of some columns, by name or position."""
@@ -208,9 +207,14 @@ class KernelExpFamily(KernelModel, DensityEstimator):
             position_of(column, self._columns)
             for column in ([columns] if isinstance(columns, str | int) else columns)
         ]
-        return PartialDensity(
-            self.density_, self._columns, np.full(len(self._columns.kinds), np.nan), kept, draws=draws
-        )
+        return self._partial(np.full(len(self._columns.kinds), np.nan), kept, draws)
+
+    def _partial(self, row: np.ndarray, kept: list[int], draws: int) -> PartialDensity:
+        def framed(cells: np.ndarray, kept: Sequence[int]) -> Any:
+            return self._codec.rows(cells, self._output, [names[j] for j in kept], kept)
+
+        names = self._names or numbered(len(row))
+        return PartialDensity(self.density_, self._columns, row, kept, draws=draws, framed=framed)
 
     def conditionals(self, X: ArrayLike, *, draws: int = ROW_DRAWS, random_state: Seed = 0) -> CompletedRows:
         """Return completions of the rows of X: the missing cells given the others."""

@@ -9,15 +9,26 @@ from numpy.typing import ArrayLike
 
 from kexpfam.settings import shown
 
-__all__ = ["Seed", "check_scale", "numbers_of", "one_of", "shown", "whole"]
+__all__ = [
+    "Seed",
+    "central_levels",
+    "check_scale",
+    "check_share",
+    "checked_levels",
+    "numbers_of",
+    "one_of",
+    "shown",
+    "whole",
+]
 
-Seed = int | np.integer | np.random.RandomState | None
+Seed = int | np.integer | np.random.RandomState | np.random.Generator | None
 
 
 def numbers_of(value: Any) -> np.ndarray:
-    """Return a value as numbers, or NaN where it is none."""
+    """Return a value as numbers; NaN if it is something else, such as a boolean."""
     try:
-        return np.asarray(value, dtype=float)
+        array = np.asarray(value)
+        return np.array(np.nan) if array.dtype == bool else array.astype(float)
     except (TypeError, ValueError):
         return np.array(np.nan)
 
@@ -54,3 +65,23 @@ def check_scale(
         raise ValueError(
             f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}."
         )
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raise unless the value is one number strictly between 0 and 1."""
+    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")
+
+
+def checked_levels(levels: ArrayLike) -> np.ndarray:
+    """Return one or more probability levels as a vector, or raise."""
+    wanted = np.atleast_1d(numbers_of(levels))
+    if wanted.ndim != 1 or wanted.size == 0 or not np.all((wanted > 0.0) & (wanted < 1.0)):
+        raise ValueError(f"levels must be one or more numbers strictly between 0 and 1; got {shown(levels)}.")
+    return wanted
+
+
+def central_levels(coverage: Any) -> list[float]:
+    """Return the levels of both ends of the central interval of this probability, or raise."""
+    check_share("coverage", coverage)
+    return [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]

@@ -205,7 +205,9 @@ class KernelModel(Estimator):
         wanted = kinds_of_targets(wanted) if self.conditional else self.columns
         # Columns with bounds are not doubted.
         described.hints(
-            targets, wanted if self.bounds is None else dict.fromkeys(range(targets.shape[1]), "real")
+            targets,
+            wanted if self.bounds is None else dict.fromkeys(range(targets.shape[1]), "real"),
+            setting="target_columns" if self.conditional else "columns",
         )
         complete = not np.any(np.isnan(X)) and not np.any(np.isnan(targets))
         if not (described.plain and self._columns.plain and complete):

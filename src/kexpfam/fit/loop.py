@@ -1,4 +1,4 @@
-"""The training loop: compiled chunks of steps, checks of their health, checkpoints and clean interruption."""
+"""The training loop: compiled chunks of steps, checks of their health and checkpoints."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,29 +74,26 @@ def run(
     if int(state.step) >= steps:
         return Run(state, Status.NO_STEPS if steps == 0 else status, {}, {})
     watched = {} if watch is None else {str(int(state.step)): watch(state)}
-    try:
-        while int(state.step) < steps:
-            # Partitionable random numbers cost twice as much, and these draws are not sharded.
-            with double_precision(), jax.threefry_partitionable(False):
-                candidate, health = compute(problem, solver, state, key, min(chunk, steps - int(state.step)))
-            row = _flatten(health)
-            if not _is_healthy(row, most_gap):
-                status = Status.DIVERGED
-                break
-            state = candidate
-            traces.append(row)
-            if watch is not None:
-                watched[str(int(state.step))] = watch(state)
-            if checkpoint is not None:
-                checkpoint.write(state)
-            if stop is not None and stop(state):
-                status = Status.CONVERGED
-                break
-            if report is not None:
-                health = {name: float(series[-1]) for name, series in row.items()}
-                report(Report(stage, int(state.step), steps, health))
-    except KeyboardInterrupt:
-        status = Status.INTERRUPTED
+    while int(state.step) < steps:
+        # Partitionable random numbers cost twice as much, and these draws are not sharded.
+        with double_precision(), jax.threefry_partitionable(False):
+            candidate, health = compute(problem, solver, state, key, min(chunk, steps - int(state.step)))
+        row = _flatten(health)
+        if not _is_healthy(row, most_gap):
+            status = Status.DIVERGED
+            break
+        state = candidate
+        traces.append(row)
+        if watch is not None:
+            watched[str(int(state.step))] = watch(state)
+        if checkpoint is not None:
+            checkpoint.write(state)
+        if stop is not None and stop(state):
+            status = Status.CONVERGED
+            break
+        if report is not None:
+            health = {name: float(series[-1]) for name, series in row.items()}
+            report(Report(stage, int(state.step), steps, health))
     names = traces[0] if traces else {}
     trace = {name: np.concatenate([row[name] for row in traces]) for name in names}
     return Run(state, status, trace, watched)

@@ -93,7 +93,6 @@ class Status(enum.Enum):
 
     CONVERGED = "The optimality conditions hold to tolerance."
     RAN_ALL_STEPS = "All steps ran; diagnose() measures the quality of the result."
-    INTERRUPTED = "Interrupted: this is the last healthy state. Resume from the checkpoint to continue."
     DIVERGED = "The run diverged and was rolled back: lower the rates, or raise rkhs_penalty."
     GRID_TOO_COARSE = "The integral changes on a finer grid: raise Integration(cells=...) or lengthscale."
     FEW_EFFECTIVE_DRAWS = "Too few importance draws are effective: use a stronger base or raise rkhs_penalty."

@@ -218,6 +218,10 @@ class Kernel(SettingsRecord):
 PRODUCT_FLOOR = 1e-8
 
 
+# Length scales and penalties beyond this and its inverse have squares beyond double precision.
+SMALLEST_SCALE = 1e-100
+
+
 def _check_name(what: str, value: Any, known: Iterable[str]) -> None:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"unknown {what} {shown(value)}: choose one of {', '.join(known)}.")
@@ -229,14 +233,15 @@ def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
         return
     try:
         numbers = np.asarray(value, float)
+        boolean = np.asarray(value).dtype == bool
     except (TypeError, ValueError):
-        numbers = np.array(np.nan)
-    if (
-        numbers.ndim > most_axes
-        or not np.all(numbers > 0.0)
-        or (most_axes == 0 and not np.all(np.isfinite(numbers)))
-    ):
+        numbers, boolean = np.array(np.nan), False
+    infinite = np.isinf(numbers) & (most_axes > 0)
+    if boolean or numbers.ndim > most_axes or not np.all(numbers > 0.0):
         raise ValueError(f"{name} must be positive, got {shown(value)}.")
+    if not np.all(infinite | ((numbers >= SMALLEST_SCALE) & (numbers <= 1.0 / SMALLEST_SCALE))):
+        ends = f"from {SMALLEST_SCALE:g} to {1.0 / SMALLEST_SCALE:g}"
+        raise ValueError(f"{name} must be {ends}, got {shown(value)}: its square is beyond double precision.")
 
 
 class KernelSettings(NamedTuple):
@@ -477,35 +482,28 @@ class _LatticeSearch:
         )
 
     def run(self) -> KernelSettings:
-        """Return the weighted mean of the evaluated settings; an interrupt ends the search early."""
-        finished = self.walk()
+        """Return the weighted mean of the evaluated settings."""
+        self.walk()
         settings = self.weighted_mean()
-        if finished and "condition_lengthscale" in self.axes and self.sample.condition.shape[1] > 1:
+        if "condition_lengthscale" in self.axes and self.sample.condition.shape[1] > 1:
             settings = self.separated(settings)
         return settings
 
-    def walk(self) -> bool:
-        """Move along each axis in the direction that improves, in long steps first; return whether it
-        finished."""
+    def walk(self) -> None:
+        """Move along each axis in the direction that improves, in long steps first."""
         position, stride = self.start(), 2
-        try:
-            score = self.visit(position)
-            for _ in range(self.options.rounds):
-                position, new_score = self._round(position, score, stride)
-                if new_score == score:
-                    if stride == 1:
-                        break
-                    stride = 1
-                score = new_score
-            if self.fixed.rkhs_penalty is None:
-                best = self.best.settings
-                for penalty in (BETWEEN * best.rkhs_penalty, best.rkhs_penalty / BETWEEN):
-                    self._rows(best._replace(rkhs_penalty=penalty))
-        except KeyboardInterrupt:
-            if not self.trials:
-                raise
-            return False
-        return True
+        score = self.visit(position)
+        for _ in range(self.options.rounds):
+            position, new_score = self._round(position, score, stride)
+            if new_score == score:
+                if stride == 1:
+                    break
+                stride = 1
+            score = new_score
+        if self.fixed.rkhs_penalty is None:
+            best = self.best.settings
+            for penalty in (BETWEEN * best.rkhs_penalty, best.rkhs_penalty / BETWEEN):
+                self._rows(best._replace(rkhs_penalty=penalty))
 
     def _round(self, position: dict[str, int], score: float, stride: int) -> tuple[dict[str, int], float]:
         for axis, values in self.axes.items():
@@ -623,20 +621,17 @@ class _LatticeSearch:
     def separated(self, settings: KernelSettings) -> KernelSettings:
         """Return the settings with a length scale for a single input where the gain is significant."""
         options, weight = self.options, self.sample.weight
-        try:
-            scores = self._rows(settings)
-            for j in range(len(settings.condition_lengthscale)):
-                for factor in options.relevance_factors:
-                    scales = settings.condition_lengthscale.copy()
-                    scales[j] *= factor
-                    candidate = settings._replace(condition_lengthscale=scales)
-                    gains = self._rows(candidate) - scores
-                    least = options.relevance_gain + options.relevance_errors * standard_error(gains, weight)
-                    if weighted_mean(gains, weight) > least:
-                        settings, scores = candidate, scores + gains
-                        break
-        except KeyboardInterrupt:
-            pass
+        scores = self._rows(settings)
+        for j in range(len(settings.condition_lengthscale)):
+            for factor in options.relevance_factors:
+                scales = settings.condition_lengthscale.copy()
+                scales[j] *= factor
+                candidate = settings._replace(condition_lengthscale=scales)
+                gains = self._rows(candidate) - scores
+                least = options.relevance_gain + options.relevance_errors * standard_error(gains, weight)
+                if weighted_mean(gains, weight) > least:
+                    settings, scores = candidate, scores + gains
+                    break
         return settings
 
     def _rows(self, settings: KernelSettings) -> np.ndarray:

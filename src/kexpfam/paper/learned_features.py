@@ -127,8 +127,6 @@ def learn(
     first = _learned(part, span, learning, draws, steps=steps, watch=score, **options)
     best = max(first.watched, key=lambda step: float(first.watched[step]))
     gain = float(first.watched[best] - first.watched["0"])
-    if first.status is Status.INTERRUPTED:
-        return first, gain
     last = _learned(problem, span, learning, draws, steps=int(best), **options)
     return last._replace(trace=first.trace), gain
 
@@ -193,8 +191,8 @@ class LearnedFeatures(Solver):
             "held_out_gain": gain,
         }
         status = Status.CONVERGED if optimum.converged else Status.RAN_ALL_STEPS
-        if learned.status in (Status.INTERRUPTED, Status.DIVERGED):
-            status = learned.status
+        if learned.status is Status.DIVERGED:
+            status = Status.DIVERGED
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)
         return Solution(tilt, sampler, status, learned.trace, facts)
 

@@ -86,7 +86,7 @@ def plot_given(
     given: GivenDensity, *, n_samples: int = 1000, random_state: Seed = 0, ax: Axes | None = None
 ) -> Figure:
     """Return the density under one condition with draws; for several targets, draws of the first two."""
-    draws = np.asarray(given.sample(n_samples, random_state=random_state)).reshape(n_samples, -1)
+    draws = given.encoded(n_samples, random_state)
     names = target_names(given, draws.shape[1])
     figure, (axis,) = panels(1, ax, width=5.0, height=3.8)
     axis.set_xlabel(names[0])

@@ -1,0 +1,33 @@
+"""The checks of ``make trust`` with few trials, and the page that is made from their records."""
+
+import pytest
+
+from reproduction.records import Ledger
+from tools.trust.__main__ import CHECKS, measure
+from tools.trust.page import ROOT, SPEC, page
+
+# Checks that start processes or train are left to ``make trust``.
+SHORT = {
+    "damaged_files": 60,
+    "forged_files": 30,
+    "memory_of_damaged_files": 5,
+    "full_disks": 12,
+    "outputs_that_are_inputs": 18,
+    "random_calls": 20,
+}
+
+
+def test_every_promise_has_a_check_and_more_trials_in_the_full_form():
+    assert set(SPEC) == set(CHECKS)
+    assert all(1 <= promise["quick"] <= promise["full"] for promise in SPEC.values())
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_check_with_few_trials(name):
+    outcome, _ = measure(name, SHORT[name], seed=1)
+    assert outcome.failures == []
+    assert outcome.trials == SHORT[name]
+
+
+def test_the_page_is_made_from_the_records():
+    assert (ROOT / "docs" / "trust.md").read_text() == page(Ledger(ROOT / "reproduction", "trust").records())
