@@ -34,6 +34,7 @@ _PUBLIC = {
     "MomentWarning": "model.distributions",
     "TiesWarning": "data.columns",
     "UncertainNormaliserWarning": "estimators.base",
+    "UnresolvedFitWarning": "fit.kernel",
     "NearlyDeterministicWarning": "estimators.kernel_exp_family",
     "StorageError": "storage",
 }

@@ -8,6 +8,7 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
+from kexpfam.data.scaling import heavy_tailed_columns
 from kexpfam.stacklevel import caller_level
 
 # A column of whole numbers with at most FEW_VALUES values, each REPEATED times on average, may be counts.
@@ -102,13 +103,15 @@ class Columns(eqx.Module):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
     def hints(self, values: np.ndarray, wanted: Wanted) -> None:
-        """Warn of real columns with values typical of counts or proportions, unless "real" was requested."""
+        """Warn of real columns with values typical of counts, proportions or amounts, unless "real" was
+        requested."""
         asked = _by_position(wanted, len(self.kinds), self.names)
         doubted = [j for j, kind in enumerate(self.kinds) if kind.is_default and j not in asked]
         names = list(self.shown)
         for kinds, looks, test in (
             ("'integer', 'count' or 'category'", "few whole numbers", _few_whole_numbers),
             ("'bounded:0:1'", "numbers from 0 to 1", _proportion),
+            ("'positive'", "positive numbers with a long tail", _long_tailed),
         ):
             found = [names[j] for j in doubted if test(values[~np.isnan(values[:, j]), j])]
             if found:
@@ -169,6 +172,11 @@ def _few_whole_numbers(column: np.ndarray) -> bool:
     distinct = np.unique(column)
     few = 2 <= len(distinct) <= FEW_VALUES and len(distinct) * REPEATED <= len(column)
     return bool(few and np.all(distinct == np.round(distinct)))
+
+
+def _long_tailed(column: np.ndarray) -> bool:
+    positive = len(column) > 0 and column.min() > 0.0
+    return bool(positive and heavy_tailed_columns(column[:, None])[0])
 
 
 def _proportion(column: np.ndarray) -> bool:
