@@ -96,6 +96,11 @@ class KernelModel(Estimator):
     def _learned(self) -> Learned:
         return self.learned or EFFORTS[self.effort]
 
+    @property
+    def _seed(self) -> Any:
+        """Return the random state; with a checkpoint, None is 0, so that the same call resumes."""
+        return 0 if self.random_state is None and self.checkpoint is not None else self.random_state
+
     def _asked(self, rows: int) -> frozenset[str]:
         """Return the candidates whose settings were changed; they compete with ``model="auto"`` in any
         case."""
@@ -132,7 +137,7 @@ class KernelModel(Estimator):
     ) -> RowSource:
         """Return the rows of a fit."""
         self._check_settings()
-        seed = seed_from(key_from(self.random_state))
+        seed = seed_from(key_from(self._seed))
         options: Any = {"seed": seed, "report": listener, "conditional": self.conditional}
         source = RowSource.of(X, y, sample_weight, self.rows or Rows(), **options)
         if source.ends is not None and self.bounds is not None and not np.any(np.isnan(source.ends)):
@@ -156,7 +161,7 @@ class KernelModel(Estimator):
 
     def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:
         """Return the task of the candidates."""
-        keys = Keys(*keys_from(self.random_state, len(Keys._fields)))
+        keys = Keys(*keys_from(self._seed, len(Keys._fields)))
         kinds, weight, settings = self._described.kinds, self._weight, self._learned
         support = self._support(targets)
         if self.bounds is not None and support is not None:
