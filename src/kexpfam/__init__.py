@@ -31,6 +31,7 @@ _PUBLIC = {
     "Periodic": "data.kinds",
     "Positive": "data.kinds",
     "ColumnKindWarning": "data.encoding",
+    "FewDrawsWarning": "model.partial",
     "MomentWarning": "model.distributions",
     "TiesWarning": "data.columns",
     "UncertainNormaliserWarning": "estimators.base",

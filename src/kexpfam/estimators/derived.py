@@ -17,7 +17,7 @@ from kexpfam.estimators.base import Seed, key_from, whole
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
 from kexpfam.model.distributions import scores
-from kexpfam.model.partial import Completions, completed, log_evidence
+from kexpfam.model.partial import Completions, completed, log_evidence, warn_of_few_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,6 +89,7 @@ class PartialDensity:
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
         if not np.all(np.isnan(given)):
             (self.log_evidence,) = self._completions(key_from(0)).evidence()
+            warn_of_few_draws([self.log_evidence])
 
     @property
     def names(self) -> list[str]:
@@ -130,7 +131,7 @@ class PartialDensity:
         shares = np.exp(found.log_weights[0] - found.log_weights[0].max())[order]
         place = np.searchsorted(np.cumsum(shares) / shares.sum(), np.atleast_1d(np.asarray(levels, float)))
         quantiles = values[order][np.minimum(place, len(values) - 1)]
-        return quantiles if np.ndim(levels) else quantiles[0]
+        return quantiles.reshape(np.shape(levels))
 
     def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
         """Return the density of some of the columns, under the same condition."""

@@ -42,7 +42,7 @@ from kexpfam.settings import copy_changed_records
 
 __all__ = ["KernelModel"]
 
-# Completions of a row with missing values in columns that had none during fit.
+# Completions of a row with missing values in columns that had few or none during fit.
 GAP_DRAWS = 2048
 
 
@@ -321,10 +321,10 @@ class KernelModel(Estimator):
         return {} if self._target_codec is None else self._target_codec.columns.shown
 
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
-        """Return log densities; -inf outside the support. Missing values without a learned state are
+        """Return log densities; -inf outside the support. Missing cells of columns in which they are rare are
         integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
-        learned = np.array(density.scaling.gaps or (False,) * targets.shape[1], bool)
+        learned = ~np.array(density.scaling.rare or (True,) * targets.shape[1], bool)
         if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
             found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
             inside &= ~gaps
