@@ -64,6 +64,12 @@ def double_precision() -> Iterator[None]:
         yield
 
 
+def double(value: Any) -> jax.Array:
+    """Return a setting as an array of float64, whatever the precision of the caller's JAX."""
+    with jax.enable_x64(True):
+        return jax.numpy.asarray(value, jax.numpy.float64)
+
+
 def single_precision() -> AbstractContextManager:
     """Return a context in which JAX computes in float32."""
     return jax.enable_x64(False)

@@ -12,7 +12,7 @@ from kexpfam.data.scaling import Scaling, constant_columns, heavy_tailed_columns
 @pytest.fixture
 def mixed_columns():
     rng = np.random.default_rng(0)
-    return np.column_stack([rng.normal(5.0, 2.0, 400), rng.standard_cauchy(400), rng.exponential(3.0, 400)])
+    return np.column_stack([rng.normal(5.0, 2.0, 400), rng.standard_cauchy(400), rng.gamma(2.0, 3.0, 400)])
 
 
 def test_only_heavy_tails_are_warped(mixed_columns):

@@ -95,11 +95,12 @@ def test_rows_with_the_same_gaps_are_equal_and_so_are_both_zeros():
     assert kept.tolist() == [0, 1] and weight.tolist() == [1.0, 2.0]
 
 
-def test_weights_of_one_are_no_weights_and_others_are_scaled_unless_whole():
+def test_equal_weights_are_no_weights_and_others_are_scaled_unless_whole():
     rows = np.arange(3.0)[:, None]
     assert Weighted.of(rows, np.ones(3)).weight is None
     assert Weighted.of(rows, np.full(3, 0.5)).weight is None
-    assert Weighted.of(rows, np.full(3, 2.0)).weight.tolist() == [2.0] * 3
+    assert Weighted.of(rows, np.full(3, 2.0)).weight is None
+    assert Weighted.of(rows, np.array([2.0, 2.0, 1.0])).weight.tolist() == [2.0, 2.0, 1.0]
     np.testing.assert_allclose(
         Weighted.of(rows, np.array([0.5, 1.0, 3.0])).weight, np.array([1.0, 2.0, 6.0]) / 3.0
     )

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import kexpfam
-from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, StorageError
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.stack import CandidateScore
 from kexpfam.model.density import TiltedDensity
@@ -209,3 +210,14 @@ def test_chains_have_light_tails_in_columns_with_heavy_tails(tmp_path):
     assert {family.columns: family.light_tails for family in families} == {(0, 2): False, (1,): True}
     model.save(tmp_path / "model")
     assert np.array_equal(kexpfam.load(tmp_path / "model").score_samples(rows), model.score_samples(rows))
+
+
+def test_a_checkpoint_of_a_chain_is_resumed_with_its_own_held_out_rows(tmp_path):
+    X = np.random.default_rng(0).normal(size=(120, 3))
+    model = KernelExpFamily(model="chain", learned=SMALL, checkpoint=tmp_path / "run")
+    first = clone(model).fit(X)
+    again = clone(model).set_params(random_state=0).fit(X)  # None is 0
+    np.testing.assert_array_equal(first.score_samples(X), again.score_samples(X))
+    assert first.candidates_ == again.candidates_
+    with pytest.raises(StorageError, match="other data, settings or solver"):
+        clone(model).set_params(random_state=1).fit(X)

@@ -158,8 +158,8 @@ def test_rows_of_labels_are_not_merged():
     model = ConditionalKernelExpFamily(
         learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16, polish=()), random_state=0
     )
-    model.fit(x, labels, sample_weight=np.r_[np.zeros(5), np.full(45, 3)])
-    assert len(model.training_data_[0]) == 45 and np.all(model.training_weight_ == 3.0)
+    model.fit(x, labels, sample_weight=np.r_[np.zeros(5), np.full(44, 3), 2])
+    assert len(model.training_data_[0]) == 45 and model.training_weight_.sum() == 134.0
 
 
 def test_too_few_rows_that_count_are_refused():
@@ -239,3 +239,34 @@ def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
     draws = model.sample(4000, random_state=0)
     # The weighted mean of 1,500 rows has an error of 0.033.
     assert draws.mean(axis=0) == pytest.approx([0.7, 0.0], abs=0.15)
+
+
+EQUAL = {"two": 2.0, "seven": 7.0, "a tenth": 0.1, "large": 1e308, "small": 1e-308}
+
+
+@pytest.mark.parametrize("size", EQUAL.values(), ids=EQUAL)
+def test_equal_weights_change_nothing(size):
+    X = np.random.default_rng(0).normal(size=(40, 1))
+    kernel = Kernel(lengthscale=0.7, rkhs_penalty=1e-2)
+    plain, weighted = (
+        KernelExpFamily(kernel=kernel, random_state=0).fit(X, sample_weight=weight)
+        for weight in (None, np.full(len(X), size))
+    )
+    np.testing.assert_array_equal(plain.score_samples(X), weighted.score_samples(X))
+
+
+def test_one_dominating_weight_is_refused_by_the_effective_sample_size():
+    X, weight = np.random.default_rng(0).normal(size=(40, 1)), np.ones(40)
+    weight[0] = 1e6
+    with pytest.raises(ValueError, match="leaves 1 effective rows"):
+        KernelExpFamily(random_state=0).fit(X, sample_weight=weight)
+
+
+def test_weights_beyond_double_precision_are_relative():
+    X, weight = np.random.default_rng(0).normal(size=(40, 1)), np.random.default_rng(1).uniform(size=40)
+    kernel = Kernel(lengthscale=0.7, rkhs_penalty=1e-2)
+    small, large = (
+        KernelExpFamily(kernel=kernel, random_state=0).fit(X, sample_weight=weight * size)
+        for size in (1.0, 1e308)
+    )
+    np.testing.assert_allclose(small.score_samples(X), large.score_samples(X), rtol=1e-9)

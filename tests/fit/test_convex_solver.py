@@ -158,3 +158,15 @@ def test_the_sampler_has_the_moments_of_the_density(seed):
         exact = masses @ points[:, 0] ** power
         error = (draws**power).std() / np.sqrt(len(draws))
         assert abs((draws**power).mean() - exact) < 5 * error
+
+
+@pytest.mark.parametrize("lengthscale", [0.01, 0.05])
+def test_where_a_grid_does_not_resolve_f_the_fit_is_no_worse_than_its_base(lengthscale):
+    data = line_data()
+    coarse = Integration(cells=(24,), tail_cells=(2,), conditional_cells=())
+    solution = Convex().solve(task_of(data, lengthscale, 1e-7, coarse), key=jr.key(0))
+    points, volume = midpoint_grid([-12.0], [12.0], 20_000)
+    log_partition = np.log(volume * np.exp(solution.tilt.log_values(points)).sum())
+    # f = 0 is feasible, so that the mean of f minus log Z is at least 0 up to the error of the integral.
+    assert solution.tilt.values(data).mean() - log_partition > -0.05
+    assert solution.status is Status.GRID_TOO_COARSE

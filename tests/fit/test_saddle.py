@@ -11,6 +11,7 @@ from oracles import linear_space, log_ratio, normal, normal_divergence, normal_q
 from kexpfam.data.sample import Sample
 from kexpfam.fit import convex
 from kexpfam.fit.saddle import (
+    DoublyDual,
     SaddleBatch,
     SaddlePoint,
     SaddleProblem,
@@ -267,3 +268,12 @@ def test_a_bounded_base_keeps_the_samplers_points_inside():
     moved = carry(problem, transport, jr.normal(jr.key(0), (200, 1)), jnp.zeros((200, 0)))
     assert float(moved.min()) >= -1.0
     assert float(moved.max()) <= 2.0
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_rates_do_not_depend_on_the_precision_of_the_callers_jax(enabled):
+    with jax.enable_x64(enabled):
+        players = DoublyDual(f_rate=0.1)
+    for setting in (players.f_rate, players.nu_rate, players.horizon):
+        assert setting.dtype == np.float64
+    assert float(players.f_rate) == 0.1

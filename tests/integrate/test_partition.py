@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import scipy.stats
 from oracles import (
     midpoint_grid,
     normal,
@@ -169,3 +170,28 @@ def test_an_unknown_method_is_named_with_the_known_ones():
 )
 def test_an_estimate_is_trusted_for_a_small_error_from_many_draws(estimate, trustworthy):
     assert estimate.trustworthy is trustworthy
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.4, 0.7, 1.2])
+def test_the_shape_of_a_tail_is_that_of_its_pareto_law(shape):
+    weights = [scipy.stats.genpareto(shape).rvs(30_000, random_state=seed) for seed in range(4)]
+    found = [partition.tail_shape(np.log(one)) for one in weights]
+    # The shape of the largest 519 weights has a standard error of (1 + k) / sqrt(519), and a prior at 1/2.
+    assert np.mean(found) == pytest.approx(shape, abs=4.0 * (1.0 + shape) / np.sqrt(4 * 519) + 0.02)
+
+
+def test_importance_draws_say_that_they_cannot_know_a_peak_that_they_miss():
+    """The density is N(4.5, 1), and the draws come from N(0, 1)."""
+    tilt = tilted_normal(4.5)
+    found = [by_importance(tilt, normal(), draws=32768, key=jr.key(seed)) for seed in range(8)]
+    truth = tilted_normal_log_partition(4.5)
+    assert all(not one.trustworthy or abs(one.value - truth) < 3.0 * one.standard_error for one in found)
+    assert any(np.isinf(one.standard_error) for one in found)
+
+
+def test_intervals_of_few_runs_of_smc_cover(monkeypatch):
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(partition, "_smc", lambda tilt, key, settings: rng.normal(3.0, 0.2))
+    found = [by_smc(tilted_normal(0.0), key=jr.key(0)) for _ in range(2000)]
+    covered = np.mean([abs(one.value - 3.0) < 1.96 * one.standard_error for one in found])
+    assert covered == pytest.approx(0.95, abs=4.0 * np.sqrt(0.95 * 0.05 / 2000))

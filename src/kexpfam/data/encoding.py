@@ -8,6 +8,7 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
+from kexpfam.data.scaling import heavy_tailed_columns
 from kexpfam.stacklevel import caller_level
 
 # A column of whole numbers with at most FEW_VALUES values, each REPEATED times on average, may be counts.
@@ -104,7 +105,7 @@ class TableSchema(eqx.Module):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
     def hints(self, values: np.ndarray, wanted: Wanted, *, setting: str = "columns") -> None:
-        """Warn of real columns with values typical of counts or proportions, unless "real" was requested.
+        """Warn of real columns with values typical of counts, proportions or amounts, unless "real" was asked.
 
         ``setting`` is the name of the estimator's setting of kinds.
         """
@@ -114,6 +115,7 @@ class TableSchema(eqx.Module):
         for kinds, looks, test in (
             ("'integer', 'count' or 'category'", "few whole numbers", _few_whole_numbers),
             ("'bounded:0:1'", "numbers from 0 to 1", _proportion),
+            ("'positive'", "positive numbers with a long tail", _long_tailed),
         ):
             found = [names[j] for j in doubted if test(values[~np.isnan(values[:, j]), j])]
             if found:
@@ -181,6 +183,11 @@ def _few_whole_numbers(column: np.ndarray) -> bool:
     distinct = np.unique(column)
     few = 2 <= len(distinct) <= FEW_VALUES and len(distinct) * REPEATED <= len(column)
     return bool(few and np.all(distinct == np.round(distinct)))
+
+
+def _long_tailed(column: np.ndarray) -> bool:
+    positive = len(column) > 0 and column.min() > 0.0
+    return bool(positive and heavy_tailed_columns(column[:, None])[0])
 
 
 def _proportion(column: np.ndarray) -> bool:

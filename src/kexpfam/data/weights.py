@@ -1,6 +1,6 @@
 """Weights of rows, which mean repetition, and the statistics of weighted rows.
 
-``None`` means that all rows have weight 1. A row of weight 2 counts as two equal rows, a row of weight 0 is
+``None`` means that all weights are equal. A row of weight 2 counts as two equal rows, a row of weight 0 is
 ignored. Whole weights are kept; other weights are relative and are scaled to mean 1.
 """
 
@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     import jax
 
+LARGEST_COUNT = 2.0**53
+
 
 class Weighted(NamedTuple):
-    """Positions of the rows to fit to, each once, and their weights; None if all are 1."""
+    """Positions of the rows to fit to, each once, and their weights; None if all are equal."""
 
     rows: np.ndarray
     weight: np.ndarray | None
@@ -30,9 +32,9 @@ class Weighted(NamedTuple):
         seen = np.flatnonzero(weight > 0.0)
         first, membership = _firsts(values[seen]) if merged else (np.arange(len(seen)),) * 2
         totals = np.bincount(membership, weight[seen])
-        if not is_whole(totals):
-            totals = totals / (totals[0] if np.all(totals == totals[0]) else totals.mean())
-        return Weighted(seen[first], None if np.all(totals == 1.0) else totals)
+        if np.all(totals == totals[0]):
+            return Weighted(seen[first], None)
+        return Weighted(seen[first], totals if is_whole(totals) else totals / totals.mean())
 
 
 def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_weight") -> np.ndarray | None:
@@ -50,7 +52,8 @@ def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_w
             raise ValueError(f"{name} must {text}; row {np.argmax(wrong)} has {weight[wrong][0]:g}.")
     if not np.any(weight > 0.0):
         raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
-    return weight
+    # Sums and squares of larger numbers overflow, and numbers above this are no counts.
+    return weight if weight.max() < LARGEST_COUNT else weight / weight.max()
 
 
 def counted_mean(values: np.ndarray, given: ArrayLike | None) -> float:

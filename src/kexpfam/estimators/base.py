@@ -77,6 +77,10 @@ def remembered(diagnose: Method) -> Method:
     return cast(Method, keeping)
 
 
+# Below this effective sample size the weighted spread is that of one or two rows.
+FEWEST_EFFECTIVE = 3.0
+
+
 class UncertainNormaliserWarning(UserWarning):
     """The error of the normaliser is large; all log densities share it."""
 
@@ -212,6 +216,11 @@ class Estimator(BaseEstimator, abc.ABC):
             return tables
         if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:
             raise ValueError(f"sample_weight leaves {seen} rows; at least {FEWEST_ROWS} are needed.")
+        if (size := effective_rows(weight, len(weight))) < FEWEST_EFFECTIVE:
+            least = f"an effective sample size of at least {FEWEST_EFFECTIVE:g} is needed"
+            raise ValueError(
+                f"sample_weight leaves {size:.3g} effective rows, because few dominate; {least}."
+            )
         return tuple(table[rows] for table in tables)
 
     @property

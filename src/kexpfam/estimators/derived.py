@@ -18,7 +18,7 @@ from kexpfam.estimators.messages import central_levels, checked_levels
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
 from kexpfam.model.distributions import scores
-from kexpfam.model.partial import Completions, completed, log_evidence
+from kexpfam.model.partial import Completions, completed, log_evidence, warn_of_few_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,6 +122,7 @@ class PartialDensity:
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
         if not np.all(np.isnan(given)):
             (self.log_evidence,) = self._completions(key_from(0)).evidence()
+            warn_of_few_draws([self.log_evidence])
 
     @property
     def names(self) -> list[str]:

@@ -70,7 +70,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of
         steps.
     checkpoint : path or None
-        A file that is rewritten during training; ``fit`` resumes from it if it exists.
+        A file that is rewritten during training; ``fit`` resumes from it if it exists. A file of
+        another ``random_state`` is refused; None then means 0.
 
     Attributes
     ----------
@@ -284,7 +285,8 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         ``True`` draws a progress bar; a callable gets a ``Report`` after each stage of selection and chunk of
         steps.
     checkpoint : path or None
-        A file that is rewritten during training; ``fit`` resumes from it if it exists.
+        A file that is rewritten during training; ``fit`` resumes from it if it exists. A file of
+        another ``random_state`` is refused; None then means 0.
 
     Attributes
     ----------

@@ -18,6 +18,7 @@ from kexpfam.data.columns import check_columns, check_kinds, check_targets
 from kexpfam.data.kinds import AbstractKind, Bounded
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import InputScaling, Scaling
+from kexpfam.data.weights import part_of, weighted_mean
 from kexpfam.estimators.base import Estimator, key_from, keys_from, listening, one_of, shown
 from kexpfam.estimators.codec import kinds_of_targets
 from kexpfam.estimators.row_source import RowSource, mean_score, paired_blocks
@@ -27,6 +28,7 @@ from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.learned import EFFORTS, Learned
 from kexpfam.fit.polish import Polish
 from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
+from kexpfam.fit.reference import MOST_ROWS, reference_scores
 from kexpfam.fit.select import Kernel, Selection
 from kexpfam.fit.stack import CandidateScore, compete
 from kexpfam.fit.task import Fitted, Keys, Splits, Task
@@ -42,7 +44,9 @@ from kexpfam.settings import copy_changed_records
 
 __all__ = ["KernelModel"]
 
-# Completions of a row with missing values in columns that had none during fit.
+# The largest loss (nats) of a good fit against a plain density, and the fewest rows for the comparison.
+GOOD_LOSS, FEWEST_COMPARED = 0.1, 50
+# Completions of a row with missing values in columns that had few or none during fit.
 GAP_DRAWS = 2048
 
 
@@ -96,6 +100,11 @@ class KernelModel(Estimator):
     def _learned(self) -> Learned:
         return self.learned or EFFORTS[self.effort]
 
+    @property
+    def _seed(self) -> Any:
+        """Return the random state; with a checkpoint, None is 0, so that the same call resumes."""
+        return 0 if self.random_state is None and self.checkpoint is not None else self.random_state
+
     def _asked(self, rows: int) -> frozenset[str]:
         """Return the candidates whose settings were changed; they compete with ``model="auto"`` in any
         case."""
@@ -132,7 +141,7 @@ class KernelModel(Estimator):
     ) -> RowSource:
         """Return the rows of a fit."""
         self._check_settings()
-        seed = seed_from(key_from(self.random_state))
+        seed = seed_from(key_from(self._seed))
         options: Any = {"seed": seed, "report": listener, "conditional": self.conditional}
         source = RowSource.of(X, y, sample_weight, self.rows or Rows(), **options)
         if source.ends is not None and self.bounds is not None and not np.any(np.isnan(source.ends)):
@@ -156,7 +165,7 @@ class KernelModel(Estimator):
 
     def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:
         """Return the task of the candidates."""
-        keys = Keys(*keys_from(self.random_state, len(Keys._fields)))
+        keys = Keys(*keys_from(self._seed, len(Keys._fields)))
         kinds, weight, settings = self._described.kinds, self._weight, self._learned
         support = self._support(targets)
         if self.bounds is not None and support is not None:
@@ -318,10 +327,10 @@ class KernelModel(Estimator):
         return {} if self._target_codec is None else self._target_codec.columns.shown
 
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
-        """Return log densities; -inf outside the support. Missing values without a learned state are
+        """Return log densities; -inf outside the support. Missing cells of columns in which they are rare are
         integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
-        learned = np.array(density.scaling.gaps or (False,) * targets.shape[1], bool)
+        learned = ~np.array(density.scaling.rare or (True,) * targets.shape[1], bool)
         if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
             found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
             inside &= ~gaps
@@ -342,11 +351,33 @@ class KernelModel(Estimator):
             status={"kernel": fit.solution.status} if fit is not None else {},
             facts={name: one.facts for name, one in self.fits_.items()},
             certify=None if fit is None else partial(certified, fit.problem),
-            calibration=calibration,
+            calibration=[*calibration, *self._compared_with_references(settings, key)],
             settings=settings,
             key=key,
         )
         return diagnose(found)
+
+    def _compared_with_references(self, settings: Judgement, key: Key[Array, ""]) -> list[Measurement]:
+        """Return the loss against plain densities: the mean log density of training rows, which is
+        optimistic, below the best held-out score of a reference."""
+        if self.conditional or len(self._training) < FEWEST_COMPARED:
+            return []
+        z, weight = self._training[:MOST_ROWS], part_of(self._weight, slice(MOST_ROWS))
+        scaling = self.density_.scaling
+        rows = scaling.to_data(z)
+        if not _is_numeric(rows, self._described.kinds):
+            return []
+        jacobian = weighted_mean(scaling.log_jacobian(rows), weight)
+        found = reference_scores(z, weight, seed=seed_from(key))
+        name = max(found, key=lambda one: found[one])
+        own = float(weighted_mean(self._log_density(self.density_, rows), weight))
+        loss = found[name] + float(jacobian) - own
+        level = Judgement.of(settings).below(loss, GOOD_LOSS)
+        meaning = "The fit is at least as good as plain densities."
+        if level != "good":
+            meaning = f"A {name} fits better: use the default settings, or train longer."
+        text = f"{own:.3f} on training rows, {own + loss:.3f} held out by a {name}"
+        return [Measurement("reference_loss", loss, None, level, meaning, "against plain densities", text)]
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:

@@ -20,7 +20,7 @@ from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.integrate.nodes import effective_share
-from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, Sampler, Tilt, TiltedCells
+from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, LARGE_ERROR, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
 from kexpfam.settings import at_least
@@ -299,9 +299,10 @@ class Convex(Solver):
     """Penalised maximum likelihood by Newton's method.
 
     In few coordinates the partition function is a sum over a grid, checked on a finer grid. Otherwise it is a
-    sum over importance draws, checked on fresh draws: if too few are effective the penalty is raised, in the
-    end to f = 0, the base. The sampler is the cells of the grid, the base where f is zero, or a distilled
-    distribution. ``integral="grid"`` raises if there are too many coordinates for a grid.
+    sum over importance draws, checked on fresh draws. If the grid is too coarse or too few draws are
+    effective, the penalty is raised, in the end to f = 0, the base. The sampler is the cells of the grid, the
+    base where f is zero, or a distilled distribution. ``integral="grid"`` raises if there are too many
+    coordinates for a grid.
     """
 
     integral: Literal["auto", "grid"] = "auto"
@@ -334,9 +335,8 @@ class Convex(Solver):
         check = problem.nodes(fineness=problem.integration.finer, key=check_key)
         threads = 1 if problem.space.size < self.threaded_features else None
         with threadpool_limits(limits=threads, user_api="blas"):
-            optimum, penalty = self._trusted(problem, nodes, check)
-        tilt, conditions = problem.tilt(optimum.weights), distinct_conditions(problem.sample).values
-        error = float(np.max(np.abs(tilt.log_partitions(check, conditions) - optimum.log_partitions)))
+            optimum, penalty, error = self._trusted(problem, nodes, check)
+        tilt = problem.tilt(optimum.weights)
         facts = {
             "newton_decrement": optimum.decrement,
             "integral_error": error,
@@ -346,33 +346,45 @@ class Convex(Solver):
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)
         return Solution(tilt, sampler, self._status(problem, optimum, error, penalty, nodes), {}, facts)
 
-    def _trusted(self, problem: Problem, nodes: Nodes, check: Nodes) -> tuple[Optimum, float]:
-        """Return the optimum at the smallest penalty, from the problem's own, with enough effective draws."""
+    def _trusted(self, problem: Problem, nodes: Nodes, check: Nodes) -> tuple[Optimum, float, float]:
+        """Return the optimum at the smallest penalty, from the problem's own, whose integrals are reliable on
+        the nodes of a check; the penalty, and the largest change of an integral on these nodes (nats)."""
         posed, penalty = likelihood(problem, nodes), problem.rkhs_penalty
-        if nodes.is_grid:
-            # Steps on a coarse grid are cheap, and its optimum is a step or two from that on the fine grid.
-            nodes = problem.nodes(fineness=self.coarse_fineness, key=None)
-            coarse = continuation(likelihood(problem, nodes), penalty)
-            return maximise(posed, penalty, coarse.weights), penalty
-        fresh = likelihood(problem, check)
-        while penalty < 1.0:
-            optimum = continuation(posed, penalty)
-            exponents = fresh.exponents(optimum.weights)
-            if min(effective_share(row) for row in exponents) * exponents.shape[1] > FEW_EFFECTIVE_DRAWS:
-                return optimum, penalty
+        fresh = None if nodes.is_grid else likelihood(problem, check)
+        conditions = distinct_conditions(problem.sample).values
+        while penalty <= max(problem.rkhs_penalty, 1.0):
+            optimum = self._optimum(problem, posed, penalty, on_grid=nodes.is_grid)
+            tilt = problem.tilt(optimum.weights)
+            errors = np.abs(tilt.log_partitions(check, conditions) - optimum.log_partitions)
+            if fresh is None:
+                reliable = errors.mean() < LARGE_ERROR
+            else:
+                exponents = fresh.exponents(optimum.weights)
+                draws = min(effective_share(row) for row in exponents) * exponents.shape[1]
+                reliable = draws > FEW_EFFECTIVE_DRAWS
+            if reliable:
+                return optimum, penalty, float(errors.max())
             penalty *= 10.0
         nothing = np.zeros(posed.mean_feature.size)
-        return maximise(posed, problem.rkhs_penalty, nothing, most=0), np.inf
+        return maximise(posed, problem.rkhs_penalty, nothing, most=0), np.inf, 0.0
+
+    def _optimum(self, problem: Problem, posed: Likelihood, penalty: float, *, on_grid: bool) -> Optimum:
+        """Return the optimum at a penalty."""
+        if not on_grid:
+            return continuation(posed, penalty)
+        # Steps on a coarse grid are cheap, and its optimum is a step or two from that on the fine grid.
+        nodes = problem.nodes(fineness=self.coarse_fineness, key=None)
+        return maximise(posed, penalty, continuation(likelihood(problem, nodes), penalty).weights)
 
     def _status(
         self, problem: Problem, optimum: Optimum, error: float, penalty: float, nodes: Nodes
     ) -> Status:
-        if penalty != problem.rkhs_penalty:
+        raised = penalty != problem.rkhs_penalty
+        if raised and not nodes.is_grid:
             return Status.FEW_EFFECTIVE_DRAWS
-        if not optimum.converged:
-            return Status.RAN_ALL_STEPS
-        too_coarse = nodes.is_grid and error > self.integral_tolerance
-        return Status.GRID_TOO_COARSE if too_coarse else Status.CONVERGED
+        if raised or (nodes.is_grid and optimum.converged and error > self.integral_tolerance):
+            return Status.GRID_TOO_COARSE
+        return Status.CONVERGED if optimum.converged else Status.RAN_ALL_STEPS
 
 
 def require_grid(solver: Solver, problem: Problem) -> None:

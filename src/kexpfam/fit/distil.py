@@ -18,7 +18,7 @@ from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import choose_each, effective_share, importance_nodes, resample, seed_from
-from kexpfam.jax_settings import double_precision
+from kexpfam.jax_settings import double, double_precision
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp
 from kexpfam.settings import SettingsRecord, at_least
 
@@ -156,7 +156,7 @@ class NetworkFitHealth(NamedTuple):
 class NetworkFit(eqx.Module):
     """Maximum likelihood of a mixture network on draws, by Adam with a rate that falls over ``steps``."""
 
-    rate: ScalarLike = eqx.field(converter=jnp.asarray)
+    rate: ScalarLike = eqx.field(converter=double)
     steps: ScalarLike = eqx.field(converter=lambda steps: jnp.asarray(float(steps)))
     batch_size: int = eqx.field(static=True)
 

@@ -1,6 +1,7 @@
 """The kernel model as a candidate: settings are selected, a solver finds f and a sampler, and log Z is
 computed."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,8 +21,13 @@ from kexpfam.model.density import Completion, TiltedDensity
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.measures import AbstractMeasure, Box
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
+from kexpfam.stacklevel import caller_level
 
-__all__ = ["KernelCandidate", "KernelFit", "on_host"]
+__all__ = ["KernelCandidate", "KernelFit", "UnresolvedFitWarning", "on_host"]
+
+
+class UnresolvedFitWarning(UserWarning):
+    """A grid does not resolve f, so that a larger penalty was used."""
 
 
 class KernelFit(NamedTuple):
@@ -108,6 +114,14 @@ class KernelCandidate(Candidate):
         problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
         checkpoint = task.checkpoint_for("kernel", (problem, self.solver))
         solution = self.solver.solve(problem, key=task.keys.solver, report=task.report, checkpoint=checkpoint)
+        raised = solution.facts.get("rkhs_penalty", 0.0) > settings.rkhs_penalty
+        if raised and problem.on_grid:
+            message = (
+                f"the grid does not resolve f at penalty {settings.rkhs_penalty:.1g}: the penalty is "
+                f"{solution.facts['rkhs_penalty']:.1g}, where an infinite one leaves the base. A longer "
+                "lengthscale or a smoother kernel may fit better."
+            )
+            warnings.warn(message, UnresolvedFitWarning, stacklevel=caller_level())
         completion = None if len(settings.dims) == task.dim else Completion(base, settings.dims)
         density = self._density(task, problem, solution, scaling, completion)
         details = KernelFit(problem, solution, selection)

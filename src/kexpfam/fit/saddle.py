@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, descended, moments_of, optimiser, scan
 from kexpfam.fit.natural import FStep, Groups, Metric, f_gradient, group_rows, sampler_lag
+from kexpfam.jax_settings import double
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
 from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
@@ -222,14 +223,14 @@ class DoublyDual(eqx.Module):
         Sizes of a step of f.
     """
 
-    f_rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
-    nu_rate: ScalarLike = eqx.field(default=6e-3, converter=jnp.asarray)
-    transport_rate: ScalarLike = eqx.field(default=6e-3, converter=jnp.asarray)
-    averaging: ScalarLike = eqx.field(default=0.99, converter=jnp.asarray)
-    horizon: ScalarLike = eqx.field(default=800.0, converter=jnp.asarray)
-    trust: ScalarLike = eqx.field(default=0.3, converter=jnp.asarray)
-    damping: ScalarLike = eqx.field(default=0.02, converter=jnp.asarray)
-    lag_share: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
+    f_rate: ScalarLike = eqx.field(default=0.1, converter=double)
+    nu_rate: ScalarLike = eqx.field(default=6e-3, converter=double)
+    transport_rate: ScalarLike = eqx.field(default=6e-3, converter=double)
+    averaging: ScalarLike = eqx.field(default=0.99, converter=double)
+    horizon: ScalarLike = eqx.field(default=800.0, converter=double)
+    trust: ScalarLike = eqx.field(default=0.3, converter=double)
+    damping: ScalarLike = eqx.field(default=0.02, converter=double)
+    lag_share: ScalarLike = eqx.field(default=0.5, converter=double)
     clip: float = eqx.field(default=5.0, static=True)
     natural: bool = eqx.field(default=True, static=True)
     transport_updates: int = eqx.field(default=5, static=True)

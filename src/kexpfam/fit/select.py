@@ -6,6 +6,7 @@ falling penalties at each point. It then tries a length scale of its own for eac
 best trial but the mean of all trials by exponential weights of their scores, which is less variable with few
 rows. In many columns, the coordinates that f depends on are found first."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -58,6 +59,11 @@ WARM_PENALTIES = 2
 # The path of penalties is in powers of ten; two more are tried half-way to the neighbours of the best.
 BETWEEN = 10.0**0.5
 SPACES = ("nystrom", "full", "random_features")
+# A smooth f of this length scale, in cells, is resolved by a grid. Otherwise the score is computed on a grid
+# of this relative fineness: f can be large between the nodes that it was fitted on.
+CELLS_PER_SCALE, CHECKED = 2.0, 1.3
+# The largest loss (nats) of a kernel with kinks against the Gaussian kernel.
+WORST_LOSS = 0.1
 
 
 class Search(SettingsRecord):
@@ -337,9 +343,26 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
         gain = optimism(one.kind, data, context.splits, seed=context.seed, weight=weight) if several else 0.0
         ranked.append((one.best.score - gain, gain, settings, one))
     _, gain, settings, best = max(ranked, key=lambda entry: entry[0])
+    _refuse_poor_kernel(best, scaled, context)
     held_out = best.held_out(settings, gain=gain) if context.compared else None
     trials = [trial for one in searches for trial in one.trials]
     return Selection(settings, best.base(settings, whole=True), best.best, trials, held_out)
+
+
+def _refuse_poor_kernel(found: "_LatticeSearch", scaled: dict[bool, Scaled], context: Context) -> None:
+    """Raise if a kernel with kinks scores worse than the Gaussian kernel, because grids do not resolve it."""
+    name = context.kernel.name
+    if KERNELS[name].smooth:
+        return
+    plain = context._replace(kernel=dataclasses.replace(context.kernel, name="gaussian"))
+    other = _LatticeSearch(found.kind, found.dims, scaled, plain)
+    other.walk()
+    if found.best.score < other.best.score - WORST_LOSS:
+        raise ValueError(
+            f"held-out rows have a mean log density of {found.best.score:.2f} with kernel={name!r} and of "
+            f"{other.best.score:.2f} with 'gaussian': grids do not resolve its kinks. Use a smooth "
+            "kernel, such as 'gaussian' or 'matern32'."
+        )
 
 
 def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
@@ -593,13 +616,19 @@ class _LatticeSearch:
         centres = self.centres[settings.power]
         space = build_space(self.fixed.name, part, centres, settings.lengthscales, self.options.features)
         problem = Problem(part, part_base, space, 1.0, proposal, self.fixed.integration)
-        return Folds(problem, *self._nodes(problem), left_out)
+        return Folds(problem, *self._nodes(problem, settings.lengthscale), left_out)
 
-    def _nodes(self, problem: Problem) -> tuple[Nodes, Nodes]:
-        """Return the nodes to fit on and those to score on: the same grid, or two sets of draws."""
+    def _nodes(self, problem: Problem, lengthscale: np.ndarray) -> tuple[Nodes, Nodes]:
+        """Return the nodes to fit on and those to score on: two sets of draws, or grids.
+
+        They are the same grid if f is smooth within its cells."""
         if problem.on_grid:
-            grid = problem.nodes(fineness=self.options.fineness[problem.sample.target.shape[1] - 1], key=None)
-            return grid, grid
+            fineness = self.options.fineness[problem.sample.target.shape[1] - 1]
+            grid = problem.nodes(fineness=fineness, key=None)
+            cells = np.array([np.median(np.diff(edge)) for edge in grid.edges])
+            if KERNELS[self.fixed.name].smooth and np.all(lengthscale >= CELLS_PER_SCALE * cells):
+                return grid, grid
+            return grid, problem.nodes(fineness=CHECKED * fineness, key=None)
         keys = jr.split(jr.key(self.context.seed))
         first, second = (problem.nodes(draws=self.options.draws, key=key) for key in keys)
         return first, second

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
@@ -104,8 +105,14 @@ class Task(NamedTuple):
         return self.scaling.log_jacobian(self.values)
 
     def checkpoint_for(self, name: str, fingerprint: Any) -> Checkpoint | None:
-        """Return the checkpoint of a candidate, or None if the fit has none."""
-        return None if self.checkpoint is None else self.checkpoint(name, fingerprint)
+        """Return the checkpoint of a candidate, or None if the fit has none.
+
+        Held-out rows and random keys are part of the fingerprint: a run that goes on with other held-out rows
+        has already been trained on them."""
+        if self.checkpoint is None:
+            return None
+        keys = [np.asarray(jr.key_data(key)) for key in self.keys]
+        return self.checkpoint(name, (fingerprint, self.splits.held, keys))
 
 
 class Fitted(eqx.Module):

@@ -361,7 +361,8 @@ class AbstractDensity(eqx.Module):
     def log_prob(self, y: Float[AnyArray, "*d"], x: Float[AnyArray, "*p"] | None = None) -> Float[Array, ""]:
         """Return ``log p(y | x)`` at one point as a pure function, for jit, grad and vmap of JAX.
 
-        It is computed in float64 and returned in the precision of y.
+        It is computed in float64 and returned in the precision of y as an array of JAX: a NumPy array of
+        float64 is one of float32 unless ``jax_enable_x64`` is set. ``score_samples`` always keeps float64.
         """
         point = jnp.asarray(y)
         rows = (point,) if x is None else (point, jnp.asarray(x))

@@ -52,10 +52,11 @@ class Linear(AbstractKernel):
 
 
 class AbstractStationary(AbstractKernel):
-    """A kernel of the scaled difference ``(x - z) / lengthscale``."""
+    """A kernel of the scaled difference ``(x - z) / lengthscale``; ``smooth`` if it is differentiable."""
 
     lengthscale: Float[AnyArray, "..."] = eqx.field(converter=_as_array)
     is_product: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
 
     @abc.abstractmethod
     def frequencies(self, count: int, dim: int, *, key: RandomKey) -> Float[Array, "count dim"]:
@@ -143,6 +144,7 @@ class Laplace(AbstractStationary):
     """``exp(-sum_j |x_j - z_j| / lengthscale_j)``: rough functions, a Cauchy spectrum in each dimension."""
 
     is_product = True
+    smooth = False
 
     def __call__(self, x: Float[AnyArray, " d"], z: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         return jnp.exp(-jnp.sum(jnp.abs((x - z) / self.lengthscale)))

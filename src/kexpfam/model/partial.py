@@ -3,13 +3,17 @@ r"""Conditionals of any columns given any others, by weighted completions of row
 The unknown cells of a row are drawn in some order, each given the cells before it. The weight w is the
 density of the known cells, each given the cells before it. Then :math:`E[w]` is the density of the known
 part, and draws with these weights follow the unknown part given the known one. For a mixture of normals w is
-that density itself; for chains it is where the known columns come first.
+that density itself; for chains it is where the known columns come first. A kernel model on a grid is summed
+over the cells of the unknown columns. All rows have the same random numbers, so that the score of a row does
+not depend on the others.
 """
 
+import warnings
 from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -19,23 +23,39 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain, ChainDraws
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
-from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.model.measures import AbstractMeasure, logsumexp, mesh
+from kexpfam.stacklevel import caller_level
 
-__all__ = ["Completions", "completed", "log_evidence", "patterns"]
+__all__ = ["Completions", "FewDrawsWarning", "completed", "log_evidence", "patterns", "warn_of_few_draws"]
 
 # Completed cells in memory at a time.
 CHUNK_NUMBERS = 1_000_000
+# A mean over fewer effective draws has an error that its own variance does not show.
+FEW_DRAWS = 50.0
+# Cells of the unknown columns of a row, at most, and the cells that are added beyond each end of the grid,
+# because a known value far out moves the others beyond it.
+MOST_CELLS, OUTER_CELLS = 4096, 32
+
+
+class FewDrawsWarning(UserWarning):
+    """A density given or marginal rests on few effective draws, so that its error is large and unknown."""
 
 
 class Completions(NamedTuple):
-    """Completions of every row in data units and their log weights, equally many in each of ``strata``."""
+    """Completions of every row in data units and their log weights, equally many in each of ``strata``.
+
+    They are draws or, if ``exact``, the cells of a grid."""
 
     rows: np.ndarray  # (n, count, d)
     log_weights: np.ndarray  # (n, count)
     strata: int = 1
+    exact: bool = False
 
     def evidence(self) -> list[Estimate]:
         """Return the log density of the known part of each row, with its error and effective draws."""
+        if self.exact:
+            count = self.log_weights.shape[1]
+            return [Estimate(float(one), 0.0, np.inf) for one in logsumexp(self.log_weights) - np.log(count)]
         return [_estimate(row, self.strata) for row in self.log_weights]
 
     def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -53,7 +73,7 @@ def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, "
     """Return about ``count`` completions of every row; NaN marks unknown cells."""
     parts = list(_completed_blocks(density, values, count, key))
     whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    return Completions(whole, weights, parts[0].strata)
+    return Completions(whole, weights, *parts[0][2:])
 
 
 def _completed_blocks(
@@ -62,18 +82,33 @@ def _completed_blocks(
     """Yield the completions of blocks of rows."""
     rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
     for i in range(0, len(values), rows):
-        yield _completed(density, values[i : i + rows], count, jr.fold_in(key, i))
+        yield _completed(density, values[i : i + rows], count, key)
 
 
 def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-    """Return the log density of the known part of each row; one block of completions is in memory."""
+    """Return the log density of the known part of each row; warn if some rest on few effective draws.
+
+    One block of completions is in memory."""
     found = np.zeros(len(values))
     whole = ~np.isnan(values).any(axis=1)
     found[whole] = density.log_density(values[whole])
     if not np.all(whole):
         blocks = _completed_blocks(density, values[~whole], count, key)
-        found[~whole] = [one.value for block in blocks for one in block.evidence()]
+        estimates = [one for block in blocks for one in block.evidence()]
+        warn_of_few_draws(estimates)
+        found[~whole] = [one.value for one in estimates]
     return found
+
+
+def warn_of_few_draws(estimates: list[Estimate]) -> None:
+    """Warn if an estimate rests on few effective draws."""
+    few = [one.effective_draws for one in estimates if one.effective_draws < FEW_DRAWS]
+    if few:
+        message = (
+            f"{len(few)} of {len(estimates)} densities rest on few effective draws, down to {min(few):.1f}: "
+            "what is given is rare under the model. Ask for more draws, or for values nearer to the data."
+        )
+        warnings.warn(message, FewDrawsWarning, stacklevel=caller_level())
 
 
 def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
@@ -96,7 +131,7 @@ def _(density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
     def drawn(member: Chain, k: int) -> ChainDraws:
-        levels = uniform_levels(streams[k], len(known), dim)
+        levels = np.tile(uniform_levels(streams[k], each, dim), (len(values), 1))
         return member.sample(np.zeros((len(known), 0)), levels, known=known)
 
     found = density.of_members(drawn)
@@ -118,6 +153,61 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) 
 
 @_completed.register
 def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+    """Return the cells of a grid, or completions by the base, weighted by the tilt."""
+    found = _on_grid(density, values, count, key)
+    return _by_base(density, values, count, key) if found is None else found
+
+
+def _on_grid(
+    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]
+) -> Completions | None:
+    """Return the cells of the unknown columns of each row, or None if there is no grid or too many cells.
+
+    Rows without a known cell have draws of the density instead."""
+    if density.completion is not None or density.nodes is None:
+        return None
+    axes = [_extended(edge) for edge in density.nodes.edges]
+    groups, dim = patterns(values), values.shape[1]
+    grids = {known: _cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known}
+    most = max([len(points) for points, _ in grids.values()], default=0)
+    if most > MOST_CELLS:
+        return None
+    most = max(most, count if any(not known for _, known in groups) else 0)
+    z, rng = density.scaling.to_model(values), np.random.default_rng(np.asarray(jr.key_data(key)))
+    rows = np.tile(z[:, None], (1, most, 1))
+    log_weights = np.full((len(values), most), -np.inf)
+    for own, known in groups:
+        if not known:
+            rows[own, :count] = density.scaling.to_model(density.sample(count, key=key))
+            log_weights[own, :count] = np.log(most / count)
+            continue
+        (points, widths), unknown = grids[known], [j for j in range(dim) if j not in known]
+        cells, part = len(points), rows[own, : len(grids[known][0])]
+        part[:, :, unknown] = points
+        log_density = density.tilt.log_values(part.reshape(-1, dim)).reshape(len(own), cells)
+        log_weights[own, :cells] = log_density + np.log(widths).sum(1) + np.log(most)
+        log_weights[own] -= density.log_partitions()[0]
+        part[:, :, unknown] += widths * rng.uniform(-0.5, 0.5, points.shape)
+        rows[own, :cells] = part
+    data = density.scaling.to_data(np.nan_to_num(rows).reshape(-1, dim)).reshape(rows.shape)
+    weights = log_weights + _known_jacobian(density.scaling, values)[:, None]
+    return Completions(_kept(data, values), weights, exact=True)
+
+
+def _extended(edge: np.ndarray) -> np.ndarray:
+    """Return the borders of cells that reach half a range further on both sides."""
+    outer = np.linspace(0.0, 0.5 * (edge[-1] - edge[0]), OUTER_CELLS + 1)[1:]
+    return np.concatenate([edge[0] - outer[::-1], edge, edge[-1] + outer])
+
+
+def _cells(axes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return midpoints and widths of the cells between these borders, (m, d); one cell if there are none."""
+    if not axes:
+        return np.zeros((1, 0)), np.zeros((1, 0))
+    return mesh([0.5 * (edge[1:] + edge[:-1]) for edge in axes]), mesh([np.diff(edge) for edge in axes])
+
+
+def _by_base(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
     """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)
@@ -136,7 +226,9 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Co
     """Return the completions of all parts, weighted by the weights of the parts."""
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
-    found = [_completed(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
+    # Cells of a grid have no effective draws that could be added to those of the other parts.
+    of = lambda part: _by_base if isinstance(part, TiltedDensity) else _completed
+    found = [of(part)(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
     total = sum(one.log_weights.shape[1] for one in found)
     scale = [
         np.log(weight * total / one.log_weights.shape[1])
@@ -151,21 +243,18 @@ def _by_law(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return completions by the conditionals of a law, (n, count, d), and log densities of known parts."""
     rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
-    for k, (own, dims) in enumerate(patterns(z)):
+    for own, dims in patterns(z):
+        if not dims:
+            rows[own] = law.draws(count, key=key)
+            continue
+        if len(dims) == z.shape[1]:
+            rows[own], log_known[own] = z[own][:, None], law.log_densities(z[own])
+            continue
+        known = z[own][:, dims]
+        several = lambda row, dims=dims: law.completed(dims, jnp.tile(row, (count, 1)), key=key)
         with double_precision():
-            if not dims:
-                rows[own] = law.draws(len(own) * count, key=jr.fold_in(key, k)).reshape(len(own), count, -1)
-                continue
-            known = z[own][:, dims]
-            values = np.repeat(known, count, axis=0)
-            if len(dims) == z.shape[1]:
-                rows[own], log_known[own] = values.reshape(len(own), count, -1), law.log_densities(z[own])
-                continue
-            found = np.asarray(law.completed(dims, jnp.asarray(values), key=jr.fold_in(key, k)))
-        rows[own], log_known[own] = (
-            found.reshape(len(own), count, -1),
-            law.marginal(dims).log_densities(known),
-        )
+            rows[own] = np.asarray(jax.vmap(several)(jnp.asarray(known)))
+        log_known[own] = law.marginal(dims).log_densities(known)
     return rows, log_known
 
 

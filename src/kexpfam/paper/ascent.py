@@ -22,6 +22,7 @@ from kexpfam.fit.distil import Distillation
 from kexpfam.fit.loop import run
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.integrate.chains import HMC, hmc_start, hmc_step, jump, tempered
+from kexpfam.jax_settings import double
 from kexpfam.model.density import Tilt
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import FeatureSpace
@@ -114,9 +115,9 @@ class NaturalAscent(SettingsRecord):
     """
 
     drawing: AbstractDrawing
-    trust: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
-    delay: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
-    memory: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
+    trust: ScalarLike = eqx.field(default=0.5, converter=double)
+    delay: ScalarLike = eqx.field(default=20.0, converter=double)
+    memory: ScalarLike = eqx.field(default=20.0, converter=double)
     first_draws: int = at_least(2, 8192, static=True)
 
     def init(

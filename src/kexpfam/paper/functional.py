@@ -29,6 +29,7 @@ from kexpfam.fit.saddle import (
     saddle_terms,
 )
 from kexpfam.integrate.nodes import seed_from
+from kexpfam.jax_settings import double
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
 from kexpfam.model.networks import Residual
 from kexpfam.model.spaces import (
@@ -156,11 +157,11 @@ class FunctionalAscent(SettingsRecord):
     transport. Gradients of the transport are clipped by their norm.
     """
 
-    rate: ScalarLike = eqx.field(default=0.1, converter=jnp.asarray)
-    nu_speed: ScalarLike = eqx.field(default=1.0, converter=jnp.asarray)
-    transport_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
-    horizon: ScalarLike = eqx.field(default=100.0, converter=jnp.asarray)
-    clip: ScalarLike = eqx.field(default=5.0, converter=jnp.asarray)
+    rate: ScalarLike = eqx.field(default=0.1, converter=double)
+    nu_speed: ScalarLike = eqx.field(default=1.0, converter=double)
+    transport_rate: ScalarLike = eqx.field(default=1e-3, converter=double)
+    horizon: ScalarLike = eqx.field(default=100.0, converter=double)
+    clip: ScalarLike = eqx.field(default=5.0, converter=double)
     ascents: int = at_least(1, 5, static=True)
     batch_size: int = at_least(1, 64, static=True)
     width: int = at_least(1, 64, static=True)

@@ -25,6 +25,7 @@ from kexpfam.fit.mixture import VALIDATION_SHARE
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.fit.task import Splits
 from kexpfam.integrate.nodes import importance_nodes, seed_from
+from kexpfam.jax_settings import double
 from kexpfam.model.measures import Nodes, logsumexp
 from kexpfam.model.networks import ACTIVATIONS
 from kexpfam.model.spaces import AbstractSpan, Constant, FeatureSpace, NetworkSpan
@@ -71,8 +72,8 @@ class Learning(SettingsRecord):
     scored on held-out rows ``stages`` times. Equation ledger: ``KEF-FEATURES``.
     """
 
-    rate: ScalarLike = eqx.field(default=3e-3, converter=jnp.asarray)
-    decay: ScalarLike = eqx.field(default=0.0, converter=jnp.asarray)
+    rate: ScalarLike = eqx.field(default=3e-3, converter=double)
+    decay: ScalarLike = eqx.field(default=0.0, converter=double)
     batch_size: int = at_least(1, 256, static=True)
     nodes_per_batch: int = at_least(1, 1024, static=True)
     stages: int = at_least(1, 8, static=True)

@@ -24,6 +24,7 @@ from kexpfam.fit.dde import saddle_problem
 from kexpfam.fit.loop import descended, moments_of, run
 from kexpfam.fit.problem import Problem, Solution, Watchers
 from kexpfam.fit.saddle import SaddleProblem
+from kexpfam.jax_settings import double
 from kexpfam.model.kernels import AbstractKernel
 from kexpfam.model.networks import Network
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
@@ -132,7 +133,7 @@ class MMDGAN(DualSolver):
     steps: int = at_least(0, 2000)
     batch_size: int = at_least(2, 2048, static=True)
     learn: str = "nothing"
-    kernel_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)  # Adam's rate of the kernel
+    kernel_rate: ScalarLike = eqx.field(default=1e-3, converter=double)  # Adam's rate of the kernel
     kernel_width: int = at_least(1, 32, static=True)
     kernel_depth: int = at_least(1, 2, static=True)
 

@@ -30,6 +30,7 @@ from kexpfam.fit.dde import end_status, saddle_problem
 from kexpfam.fit.loop import Run, averaged, descended, moments_of, optimiser, run
 from kexpfam.fit.problem import Problem, Solution, Solver, Watchers
 from kexpfam.fit.saddle import SaddleProblem, SaddleTerms
+from kexpfam.jax_settings import double
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp
 from kexpfam.model.networks import Identity
@@ -92,7 +93,7 @@ class DualSolver(Solver):
 
     family: str | AbstractDual = "mixture"
     steps: int = at_least(0, 1000)
-    rate: ScalarLike = eqx.field(default=1e-2, converter=jnp.asarray)  # Adam's rate of the family
+    rate: ScalarLike = eqx.field(default=1e-2, converter=double)  # Adam's rate of the family
     batch_size: int = at_least(2, 1024, static=True)
     polish: bool = False
     judged_draws: int = at_least(2, 4096, static=True)  # draws that KL(q || p_f) is measured on
@@ -165,8 +166,8 @@ class SinglyDual(DualSolver):
     ``most_parameters`` parameters is assumed to follow any f.
     """
 
-    f_rate: ScalarLike = eqx.field(default=0.05, converter=jnp.asarray)
-    lookahead: ScalarLike = eqx.field(default=0.2, converter=jnp.asarray)
+    f_rate: ScalarLike = eqx.field(default=0.05, converter=double)
+    lookahead: ScalarLike = eqx.field(default=0.2, converter=double)
     response_draws: int = at_least(2, 8192, static=True)
     most_parameters: int = at_least(0, 1000, static=True)
 
