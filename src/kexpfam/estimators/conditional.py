@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam.data.encoding import Columns
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -18,9 +19,11 @@ from kexpfam.data.weights import counted_mean
 from kexpfam.estimators.base import Estimator, Seed, key_from, shown, whole
 from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
 from kexpfam.estimators.derived import GivenDensity
-from kexpfam.estimators.messages import numbers_of
+from kexpfam.estimators.messages import check_share, numbers_of
+from kexpfam.estimators.uses import Explanation
 from kexpfam.judge.conformal import Conformal, conformalise
 from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.explanation import SCORED_DRAWS, explain_target
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 from kexpfam.stacklevel import caller_level
 
@@ -201,6 +204,12 @@ class ConditionalEstimator(Estimator):
             raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
         return rows, targets
 
+    def _training_columns(self) -> list[np.ndarray]:
+        return [self._training, self._training_targets]
+
+    def _scored_rows(self, X: Any, y: Any) -> tuple[np.ndarray, ...]:
+        return self._checked_rows(X, y)[::-1]
+
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number;
         1-D y only.
@@ -222,7 +231,7 @@ class ConditionalEstimator(Estimator):
 
         After ``calibrate`` with n rows the probability is at least that, and less than 2 / (n + 1) more; with
         too few rows for the coverage the interval is unbounded."""
-        _check_share("coverage", coverage)
+        check_share("coverage", coverage)
         if self._conformal is None:
             return self.quantile(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
         low, high = self._conformal.ends(coverage)
@@ -246,13 +255,32 @@ class ConditionalEstimator(Estimator):
         The region holds the points than which draws of the density are more probable with at most this
         probability, by 200 draws per row. After ``calibrate`` with n rows y lies in it with at least this
         probability."""
-        _check_share("level", level)
+        check_share("level", level)
         X, targets = self._checked_rows(X, y)
         repair = self._conformal
         draws, threshold = (
             (REGION_DRAWS, level) if repair is None else (repair.draws, repair.threshold(level))
         )
         return density_ranks(self.density_, X, targets, draws=draws, key=jr.key(0)) <= threshold
+
+    def explain(
+        self, X: ArrayLike, y: ArrayLike, *, coverage: float = 0.9, random_state: Seed = 0
+    ) -> Explanation:
+        """Return how unusual each y is under its x, and the value that would have been usual; 1-D y only.
+
+        The surprise is the log density (nats) that y lacks compared with draws under x. The usual value is
+        the conditional median, with the interval of this coverage."""
+        check_share("coverage", coverage)
+        rows, targets = self._checked_rows(X, y)
+        if targets.shape[1] > 1 or self._target_codec.columns.kinds[0].categorical:
+            raise ValueError("explain is for a single numeric target.")
+        draws = self.density_.sample(SCORED_DRAWS, rows, key=key_from(random_state))
+        score = lambda values: self._log_density(self.density_, values, rows)
+        quantile = lambda levels: self.density_.quantile(np.asarray(levels), rows)
+        surprise, *usual = explain_target(quantile, score, targets, draws, coverage)
+        columns = Columns(self._target_codec.columns.kinds, tuple(self._target_names))
+        backend = getattr(layout_of(X), "backend", "pyarrow")
+        return Explanation(columns, surprise, targets, *usual, self._p_values_or_nan(X, y), backend)
 
     def calibrate(
         self,
@@ -262,15 +290,15 @@ class ConditionalEstimator(Estimator):
         draws: int = REGION_DRAWS,
         random_state: Any = 0,
     ) -> Self:
-        """Adjust quantiles, intervals, distribution functions and regions on held-out rows; return the
-        estimator.
+        """Adjust quantiles, intervals, distribution functions, regions and p-values on held-out rows; return
+        the estimator.
 
         Split conformal prediction: if these rows and the next one are exchangeable, intervals and regions
         contain the next y with at least their nominal probability, on average over x. ``conformal_`` holds
         the result. ``draws`` is the number of draws per row for regions. ``calibrate(None)`` and a new fit
         undo it."""
         if X is None:
-            self._conformal = None
+            self._conformal = self._calibrated = None
             return self
         X, targets = self._checked_rows(X, y)
         if len(X) < FEWEST_ROWS:
@@ -279,6 +307,7 @@ class ConditionalEstimator(Estimator):
         self._warn_of_seen(X, targets)
         key = key_from(random_state)
         self._conformal = conformalise(self.density_, X, targets, draws=draws, key=key)
+        self._calibrate_scores(targets, X)
         return self
 
     @property
@@ -317,8 +346,3 @@ class ConditionalEstimator(Estimator):
         if seen > MOST_SEEN:
             message = f"{seen:.0%} of these rows are training rows: calibrate needs held-out rows."
             warnings.warn(message, SeenRowsWarning, stacklevel=caller_level())
-
-
-def _check_share(name: str, value: Any) -> None:
-    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")

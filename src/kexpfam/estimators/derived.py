@@ -124,12 +124,8 @@ class PartialDensity:
             raise ValueError(
                 f"quantiles need one numeric column: take marginal([...]) of {', '.join(self.names)} first."
             )
-        found = self._completions(key_from(0))
-        values = found.rows[0, :, self.kept[0]]
-        order = np.argsort(values)
-        shares = np.exp(found.log_weights[0] - found.log_weights[0].max())[order]
-        place = np.searchsorted(np.cumsum(shares) / shares.sum(), np.atleast_1d(np.asarray(levels, float)))
-        quantiles = values[order][np.minimum(place, len(values) - 1)]
+        wanted = np.atleast_1d(np.asarray(levels, float))
+        quantiles = self._completions(key_from(0)).quantile(wanted, self.kept[0])[0]
         return quantiles if np.ndim(levels) else quantiles[0]
 
     def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
@@ -189,18 +185,7 @@ class CompletedRows:
         place, wanted = position_of(column, self.columns), np.atleast_1d(np.asarray(levels, float))
         if self.columns.kinds[place].categorical:
             raise ValueError("labels have no quantiles; use sample instead.")
-        values, logs = self._completions.rows[:, :, place], self._completions.log_weights
-        order = np.argsort(values, axis=1)
-        shares = np.take_along_axis(np.exp(logs - logs.max(axis=1, keepdims=True)), order, axis=1)
-        upto, values = (
-            np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True),
-            np.take_along_axis(values, order, axis=1),
-        )
-        found = [
-            row[np.minimum(np.searchsorted(own, wanted), len(row) - 1)]
-            for row, own in zip(values, upto, strict=True)
-        ]
-        return np.stack(found)
+        return self._completions.quantile(wanted, place)
 
 
 def position_of(column: Any, columns: Columns) -> int:

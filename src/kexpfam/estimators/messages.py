@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from kexpfam.settings import shown
 
-__all__ = ["Seed", "check_scale", "numbers_of", "one_of", "shown", "whole"]
+__all__ = ["Seed", "check_scale", "check_share", "numbers_of", "one_of", "shown", "whole"]
 
 Seed = int | np.integer | np.random.RandomState | None
 
@@ -39,6 +39,12 @@ def one_of(name: str, value: Any, known: Collection[str]) -> None:
     """Raise unless the value is one of the known names."""
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"unknown {name} {shown(value)}: choose one of {', '.join(known)}.")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raise unless the value lies strictly between 0 and 1."""
+    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")
 
 
 def check_scale(

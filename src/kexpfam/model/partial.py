@@ -6,7 +6,7 @@ part, and draws with these weights follow the unknown part given the known one. 
 that density itself; for chains it is where the known columns come first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -40,13 +40,33 @@ class Completions(NamedTuple):
 
     def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return draws of the rows in proportion to their weights, (n, count, d)."""
-        shares = np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
+        shares = self._shares
         levels = np.cumsum(shares, axis=1)
         # Systematic resampling, in random order: fewer repetitions than independent choices have.
         wanted = (np.arange(count) + rng.random((len(shares), 1))) / count * levels[:, -1:]
         place = np.stack([np.searchsorted(row, level) for row, level in zip(levels, wanted, strict=True)])
         place = rng.permuted(np.minimum(place, shares.shape[1] - 1), axis=1)
         return np.take_along_axis(self.rows, place[:, :, None], axis=1)
+
+    def quantile(self, levels: Sequence[float] | np.ndarray, column: int) -> np.ndarray:
+        """Return the quantiles of one column in every row, (n, levels)."""
+        values, shares = self.rows[:, :, column], self._shares
+        order = np.argsort(values, axis=1)
+        values = np.take_along_axis(values, order, axis=1)
+        upto = np.cumsum(np.take_along_axis(shares, order, axis=1), axis=1)
+        places = [np.searchsorted(own / own[-1], levels) for own in upto]
+        return np.take_along_axis(values, np.minimum(np.stack(places), values.shape[1] - 1), axis=1)
+
+    def likeliest(self, column: int) -> np.ndarray:
+        """Return the most probable label of one column in every row, (n,)."""
+        values, shares = self.rows[:, :, column], self._shares
+        labels = np.unique(values)
+        return labels[np.stack([np.sum(shares * (values == one), axis=1) for one in labels]).argmax(axis=0)]
+
+    @property
+    def _shares(self) -> np.ndarray:
+        """Return the weights, which sum to one in every row, (n, count)."""
+        return np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
 
 
 def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:

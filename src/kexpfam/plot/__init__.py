@@ -18,15 +18,18 @@ from kexpfam.plot.numbers import kinds_of
 from kexpfam.plot.pairs import plot_pairs
 from kexpfam.plot.ranking import plot_ranking
 from kexpfam.plot.steps import plot_snapshots, plot_trace
+from kexpfam.plot.uses import plot_explanation, plot_monitor
 
 __all__ = [
     "plot_calibration",
     "plot_columns",
     "plot_conditional",
     "plot_density",
+    "plot_explanation",
     "plot_given",
     "plot_marginal",
     "plot_model",
+    "plot_monitor",
     "plot_pairs",
     "plot_pit",
     "plot_ranking",
