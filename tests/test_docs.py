@@ -18,7 +18,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SLOW_PAGES = (
     *("README.md", "docs/algorithms.md", "docs/conditional.md"),
     *("docs/dual-distributions.md", "docs/maximum-entropy.md", "docs/tutorial.md"),
-    *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md"),
+    *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md", "docs/using-a-density.md"),
 )
 # What a module needs that may not be there.
 OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.baselines.flow": "flowjax"}

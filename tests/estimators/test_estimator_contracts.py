@@ -396,6 +396,7 @@ def check_dependence(case):
 
 
 def check_export(case, tmp_path):
+    pytest.importorskip("flatbuffers")
     case.model.export(tmp_path / "model.bin")
     function = jax.export.deserialize(bytearray((tmp_path / "model.bin").read_bytes()))
     rows = [np.asarray(part, float).reshape(ROWS, -1) for part in case.rows]

@@ -26,6 +26,9 @@ assert not any(name.startswith("kexpfam") for name in sys.modules)
 """
 
 
+pytest.importorskip("flatbuffers")
+
+
 def test_a_program_without_kexpfam_scores_and_draws(tmp_path):
     rng = np.random.default_rng(0)
     a = rng.normal(size=120)

@@ -330,7 +330,7 @@ class Estimator(BaseEstimator, abc.ABC):
 
         ``score_samples`` takes rows as float64 numbers, the columns of X before those of y, labels as their
         position in the sorted labels; ``sample`` takes a seed per draw, and X under a condition. Both work
-        for any number of rows. ``jax.export.deserialize`` reads the file."""
+        for any number of rows. ``jax.export.deserialize`` reads the file. Needs ``kexpfam[export]``."""
         from kexpfam.estimators.export import FUNCTIONS, exported
 
         check_is_fitted(self, "density_")

@@ -277,10 +277,10 @@ class ConditionalEstimator(Estimator):
         draws = self.density_.sample(SCORED_DRAWS, rows, key=key_from(random_state))
         score = lambda values: self._log_density(self.density_, values, rows)
         quantile = lambda levels: self.density_.quantile(np.asarray(levels), rows)
-        surprise, *usual = explain_target(quantile, score, targets, draws, coverage)
+        found = explain_target(quantile, score, targets, draws, coverage)
         columns = Columns(self._target_codec.columns.kinds, tuple(self._target_names))
         backend = getattr(layout_of(X), "backend", "pyarrow")
-        return Explanation(columns, surprise, targets, *usual, self._p_values_or_nan(X, y), backend)
+        return Explanation(columns, targets, *found, self._p_values_or_nan(X, y), backend)
 
     def calibrate(
         self,

@@ -43,4 +43,4 @@ def exported(density: Any, function: str, inputs: int) -> bytes:
         compute, widths = FUNCTIONS[function](density, inputs)
         (rows,) = export.symbolic_shape("n")
         shapes = [jax.ShapeDtypeStruct((rows, width), jnp.float64) for width in widths]
-        return export.export(jax.jit(compute), platforms=PLATFORMS)(*shapes).serialize()
+        return bytes(export.export(jax.jit(compute), platforms=PLATFORMS)(*shapes).serialize())

@@ -253,9 +253,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         found = explain_cells(
             self.density_, self._columns, points, score, key=key_from(random_state), **options
         )
-        surprise, *usual = found
         backend = getattr(layout_of(X), "backend", "pyarrow")
-        return Explanation(self._columns, surprise, points, *usual, self._p_values_or_nan(X, None), backend)
+        return Explanation(self._columns, points, *found, self._p_values_or_nan(X, None), backend)
 
     def mutual_information(
         self,

@@ -203,12 +203,13 @@ class KernelModel(Estimator):
     ) -> None:
         """Fit the candidates of the density again, the chain from its members and in its units."""
         task = self._task(targets, X, RowSource((), None), listener)
-        new = {"share": self._learned.held_out, "seed": task.keys.seed}
+        part: Any = self._part
+        new: Any = {"share": self._learned.held_out, "seed": task.keys.seed}
         task = task._replace(
             scaling=chain.scaling,
             inputs=chain.inputs,
             sample=Sample(chain.scaling.to_model(targets), chain.inputs.to_model(X), self._weight),
-            splits=Splits.extended(self._part, len(targets) - len(self._part), **new),
+            splits=Splits.extended(part, len(targets) - len(part), **new),
             checkpoint=None,
         )
         members = dataclasses.replace(chain.members, correction=None)

@@ -26,8 +26,8 @@ class Explanation(NamedTuple):
     """
 
     columns: Columns
-    surprise: Float[np.ndarray, "n d"]
     values: Float[np.ndarray, "n d"]
+    surprise: Float[np.ndarray, "n d"]
     usual: Float[np.ndarray, "n d"]
     lower: Float[np.ndarray, "n d"]
     upper: Float[np.ndarray, "n d"]

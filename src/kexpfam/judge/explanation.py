@@ -9,7 +9,7 @@ does not depend on the units of the column. It is about 0 or negative for a usua
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float, Key
@@ -18,10 +18,19 @@ from kexpfam.data.encoding import Columns
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.partial import completed
 
-__all__ = ["SCORED_DRAWS", "explain_cells", "explain_target"]
+__all__ = ["SCORED_DRAWS", "Cells", "explain_cells", "explain_target"]
 
 # Draws of a cell that the mean log density is taken over.
 SCORED_DRAWS = 32
+
+
+class Cells(NamedTuple):
+    """The surprise of cells, their usual values, and the ends of an interval, each (rows, columns)."""
+
+    surprise: Float[np.ndarray, "n d"]
+    usual: Float[np.ndarray, "n d"]
+    lower: Float[np.ndarray, "n d"]
+    upper: Float[np.ndarray, "n d"]
 
 
 def explain_cells(
@@ -33,8 +42,8 @@ def explain_cells(
     coverage: float,
     draws: int,
     key: Key[Array, ""],
-) -> list[np.ndarray]:
-    """Return surprise, usual values and the ends of their intervals, each of shape (rows, columns).
+) -> Cells:
+    """Return the surprise of each cell, given the other cells of its row, and its usual value.
 
     ``score`` returns the log density of rows. Cells outside the support count as missing for the others.
     """
@@ -56,7 +65,7 @@ def explain_cells(
         else:
             for part, quantile in zip(others, found.quantile(levels, j).T, strict=True):
                 part[:, j] = quantile
-    return [np.where(outside, np.inf, surprise), *others]
+    return Cells(np.where(outside, np.inf, surprise), *others)
 
 
 def explain_target(
@@ -65,8 +74,8 @@ def explain_target(
     values: Float[np.ndarray, "n 1"],
     draws: Float[np.ndarray, "n m 1"],
     coverage: float,
-) -> list[np.ndarray]:
+) -> Cells:
     """Return surprise, usual value and the ends of its interval for a single target."""
     usual = np.stack([score(draws[:, k]) for k in range(draws.shape[1])]).mean(axis=0)
     found = quantile([0.5, 0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
-    return [(usual - score(values))[:, None], *(found[:, [k]] for k in range(3))]
+    return Cells((usual - score(values))[:, None], *(found[:, [k]] for k in range(3)))
