@@ -5,7 +5,7 @@ import jax.random as jr
 import numpy as np
 
 from kexpfam.data.sample import Sample
-from kexpfam.fit import learned
+from kexpfam.fit import learned, members
 from kexpfam.fit.learned import Learned, learn
 
 
@@ -14,6 +14,7 @@ def test_scores_do_not_depend_on_how_many_rows_are_scored_at_a_time(monkeypatch)
     settings = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, cells=40, polish=())
     whole = learn(sample, settings, key=jr.key(0))
     monkeypatch.setattr(learned, "JUDGED_ROWS", 7)  # of 30, so that there is a rest
+    monkeypatch.setattr(members, "SCORED_ROWS", 7)
     jax.clear_caches()
     some = learn(sample, settings, key=jr.key(0))
     jax.clear_caches()

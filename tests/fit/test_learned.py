@@ -7,9 +7,12 @@ from scipy.stats import norm
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
-from kexpfam.fit.learned import Learned, Trainer, bounded_mean, learn
+from kexpfam.fit import members
+from kexpfam.fit.learned import Learned, learn
+from kexpfam.fit.members import bounded_mean
 from kexpfam.fit.problem import Status
 from kexpfam.jax_settings import double_precision
+from kexpfam.model.chain import piecewise, piecewise_knots
 
 SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400, polish=())
 
@@ -66,8 +69,10 @@ def test_a_member_does_not_train_on_the_rows_that_judge_it():
 
 def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
     traced = []
-    cost = Trainer.cost
-    monkeypatch.setattr(Trainer, "cost", lambda *arguments: traced.append(1) or cost(*arguments))
+    cost = members._cost
+    monkeypatch.setattr(
+        members, "_cost", lambda *arguments, **cells: traced.append(1) or cost(*arguments, **cells)
+    )
     other = Learned(
         **(
             vars(SMALL)
@@ -77,7 +82,7 @@ def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
                 "rkhs_penalty": 0.1,
                 "dropout": 0.2,
                 "average": 0.5,
-                "patience": 1,
+                "lag": 1.0,
                 "epochs": 10,
             }
         )
@@ -85,6 +90,35 @@ def test_other_rates_and_penalties_need_no_other_program(ensemble, monkeypatch):
     moved = learned(heteroscedastic(0), other)
     assert not traced
     assert not np.array_equal(moved.chain.out, ensemble.chain.out)
+
+
+@pytest.mark.parametrize("rows", [550, 620, 800])
+def test_other_numbers_of_rows_need_no_other_program(ensemble, monkeypatch, rows):
+    traced = []
+    cost = members._cost
+    monkeypatch.setattr(
+        members, "_cost", lambda *arguments, **cells: traced.append(1) or cost(*arguments, **cells)
+    )
+    learned(heteroscedastic(0, rows), Learned(**(vars(SMALL) | {"epochs": 1})))
+    assert not traced
+
+
+def test_a_piecewise_linear_encoding_is_that_of_interpolation():
+    """The encoding times the rises between knots interpolates linearly, and is constant outside."""
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.normal(size=200), rng.integers(0, 2, 200)], axis=1)
+    knots = piecewise_knots(rows, 8)
+    values = rng.normal(size=9)
+    encoded = piecewise(rows, knots)
+    assert np.allclose(values[0] + encoded[:, :8] @ np.diff(values), np.interp(rows[:, 0], knots[0], values))
+    assert not encoded[:, 8:].any(), "two values have no encoding"
+
+
+def test_knots_stay_where_they_are():
+    sample = heteroscedastic(0)
+    ensemble = learned(sample, Learned(**(vars(SMALL) | {"epochs": 3, "pieces": 8})))
+    knots = piecewise_knots(np.concatenate([sample.condition, sample.target], axis=1), 8)
+    assert np.array_equal(ensemble.chain.knots[1], knots.astype(np.float32))
 
 
 def learned_rows(ensemble, sample: Sample) -> np.ndarray:

@@ -216,7 +216,8 @@ class KernelModel(Estimator):
         kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
         parted = {one.name for one in self.candidates_ if one.weight > 0.0}
         chosen = candidates(task, self.model, kernel, solver, self._learned, asked=frozenset(parted))
-        warm = ChainCandidate(self._learned.continued(), members)
+        repeats = len(members.order) // (part.max() + 1)
+        warm = ChainCandidate(self._learned.continued(int(repeats)), members)
         self._compete(task, [warm if one.name == "chain" else one for one in chosen if one.name in parted])
 
     def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:

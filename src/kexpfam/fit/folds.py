@@ -150,10 +150,10 @@ def left_out_rows(sample: Sample, folds: int, repeats: int, *, seed: int) -> np.
 
 
 def elsewhere(scores: Float[AnyArray, " m"], parts: int) -> Float[AnyArray, " m"]:
-    """Return for each member the mean score of the members with other held-out parts.
+    """Return for each member the mean score of the members of its repeat with other held-out parts.
 
     Selecting a member by its own held-out rows would bias its score: with few rows by a tenth of a nat.
     """
-    xp = scores.__array_namespace__()
-    by_part = xp.mean(scores.reshape(-1, parts), axis=0)
-    return xp.tile((xp.sum(by_part) - by_part) / (parts - 1), len(scores) // parts)
+    by_repeat = scores.reshape(-1, parts)
+    others = (by_repeat.sum(axis=1, keepdims=True) - by_repeat) / (parts - 1)
+    return others.ravel()

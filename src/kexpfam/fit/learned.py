@@ -5,35 +5,33 @@ member is stopped by the rows that the others hold out; its own give the held-ou
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
-from kexpfam.fit.folds import elsewhere
-from kexpfam.fit.loop import averaged, each, optimiser, run, scan, stepped
-from kexpfam.fit.members import epochs, own_members
+from kexpfam.fit.loop import run
+from kexpfam.fit.members import Hyper, MemberRows, Rates, Trainer, bounded_mean, epochs, with_weights
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.model.chain import Chain, Layout, keep_all
+from kexpfam.model.chain import Chain, Layout, piecewise_knots
 from kexpfam.model.families import FAMILIES, AbstractTilted
+from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 from kexpfam.settings import SettingsRecord, check_at_least
 
-__all__ = ["EFFORTS", "Ensemble", "Learned", "bounded_mean", "learn", "tilted_targets"]
+__all__ = ["EFFORTS", "Ensemble", "Learned", "learn", "tilted_targets"]
 
 # Cells per bump while training; bumps beyond the least are a multiple of EVEN_BUMPS, as blocks of cells are.
 CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
-# Held-out rows that are scored at a time.
+# Held-out rows that are scored at a time after the training.
 JUDGED_ROWS = 2048
+# The learning rate of members with encoded inputs, as a share of that of the others.
+ENCODED_RATE = 0.5
 # Epochs between two checks of the checkpoint and the stop rule.
 CHUNK = 5
 
@@ -56,6 +54,9 @@ class Learned(SettingsRecord):
         target, but at least twice the width.
     units : int
         See above.
+    pieces, rows_per_piece : int
+        Every second repeat has a piecewise-linear encoding of its inputs, with this number of pieces, but at
+        least ``rows_per_piece`` rows for each. Held-out rows decide which members stay.
     steps : int
         Maximal number of updates for ten targets and more, up to 2.5 times as many for fewer. The schedule
         of rates ends there, or after ``epochs`` if that is sooner.
@@ -63,6 +64,9 @@ class Learned(SettingsRecord):
         Maximal number of passes over the rows, and of passes without a better held-out score.
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
+    trial, lag : float
+        After this share of the passes a repeat is dropped if its held-out score is ``lag`` (nats) below that
+        of another.
     farthest : float
         Log densities are counted as at most this far (nats) below the median of the held-out rows.
     batch, least_batch, batches : int
@@ -102,15 +106,19 @@ class Learned(SettingsRecord):
     width: int = 64
     depth: int = 2
     units: int = 12
-    steps: int = 6_000
+    pieces: int = 16
+    rows_per_piece: int = 50
+    steps: int = 2_000
     epochs: int = 400
-    patience: int = 25
+    patience: int = 20
     progress: float = 1e-4
+    trial: float = 0.2
+    lag: float = 0.1
     farthest: float = 20.0
     batch: int = 256
     least_batch: int = 32
     batches: int = 16
-    rate: float = 1e-2
+    rate: float = 2e-2
     last_rate: float = 0.02
     warm_up: float = 5.0
     decay: float = 1e-4
@@ -120,11 +128,11 @@ class Learned(SettingsRecord):
     bumps: int = 20
     rows_per_bump: int = 150
     most_bumps: int = 64
-    cells: int = 160
+    cells: int = 80
     polish: tuple[float, ...] = (0.1, 0.01, 1e-3, 1e-4)
     polish_progress: float = 1e-3
     polish_steps: int = 100
-    polished_rows: int = 1_000
+    polished_rows: int = 400
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience")
@@ -140,11 +148,11 @@ class Learned(SettingsRecord):
                 f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}."
             )
 
-    def continued(self) -> "Learned":
+    def continued(self, repeats: int) -> "Learned":
         """Return the settings of training that goes on from fitted members: fewer epochs, a smaller rate."""
         epochs, patience = max(10, self.epochs // 10), max(3, self.patience // 5)
-        changes: Any = {"epochs": epochs, "patience": patience, "rate": 0.2 * self.rate, "warm_up": 1.0}
-        return dataclasses.replace(self, **changes)
+        changes: Any = {"epochs": epochs, "patience": patience, "rate": 0.1 * self.rate, "warm_up": 1.0}
+        return dataclasses.replace(self, repeats=repeats, **changes)
 
     def parts(self, rows: int) -> int:
         """Return the number of parts that are held out in turn."""
@@ -167,12 +175,51 @@ class Learned(SettingsRecord):
         """Return the hidden units per layer for so many targets."""
         return self.width if targets == 1 else max(2 * self.width, self.units * targets)
 
+    def knots(self, inputs: Float[np.ndarray, "n a"], parts: int) -> Float[np.ndarray, "m a k"] | None:
+        """Return the knots of each member's encoding; those of the first repeat and every second are equal,
+        which encodes nothing."""
+        pieces = min(self.pieces, len(inputs) // self.rows_per_piece)
+        if pieces < 2 or self.repeats == 1:
+            return None
+        encoded = (np.arange(self.repeats) % 2 == 1).repeat(parts)
+        return encoded[:, None, None] * piecewise_knots(inputs, pieces)
+
+    def batch_size(self, rows: int) -> int:
+        """Return the rows per update, a power of two: tables of similar size share compiled programs."""
+        wanted = min(self.batch, max(self.least_batch, rows // self.batches))
+        return 1 << round(np.log2(wanted))
+
+    def trainer(self, parts: int, rows: int, targets: int, cells: int, seed: int) -> Trainer:
+        """Return the trainer of members that have so many rows and targets; a wide network has a smaller
+        rate."""
+        batch = self.batch_size(rows)
+        updates = max(1, rows // batch)
+        epochs = min(self.epochs, -(-self.updates(targets) // updates))
+        rate = self.rate * min(1.0, 2.0 * self.width / self.hidden(targets))
+        threshold = round(256 * (1.0 - self.dropped(targets)))
+        numbers = self.decay, self.rkhs_penalty, self.average, threshold
+        hyper = Hyper(*(np.asarray(number, np.float32) for number in numbers))
+        return Trainer(
+            parts,
+            batch,
+            updates,
+            cells,
+            Rates(rate, self.last_rate, self.warm_up, epochs),
+            hyper,
+            self.patience,
+            self.progress,
+            round(self.trial * epochs),
+            self.lag,
+            self.farthest,
+            seed,
+        )
+
 
 # Settings by effort. Twice as many members take about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, repeats=1, epochs=200, patience=10, polish=()),
+    "fast": Learned(folds=2, epochs=200, steps=1_000, patience=8, polish=()),
     "default": Learned(),
-    "best": Learned(folds=6, repeats=4, rows=60_000, patience=50, steps=12_000, epochs=800),
+    "best": Learned(folds=6, repeats=4, rows=60_000, patience=40, steps=8_000, epochs=800),
 }
 
 
@@ -187,195 +234,6 @@ class Ensemble(NamedTuple):
     status: Status
     trace: dict[str, np.ndarray]
     polish: Polish | None
-
-
-class MemberRows(eqx.Module):
-    """The rows, those that each member trains on and holds out, and the members of this process.
-
-    These are the first ``owned`` of ``own``.
-    """
-
-    target: Float[AnyArray, "n d"]
-    condition: Float[AnyArray, "n p"]
-    kept: Int[AnyArray, "m k"]
-    held: Int[AnyArray, "m h"]
-    own: Int[AnyArray, " m"]
-    owned: Int[AnyArray, ""]
-    layout: Layout
-    weight: Float[AnyArray, " n"] | None = None
-
-    def weights(self, rows: Int[Array, " b"]) -> Float[Array, " b"] | None:
-        """Return the weights of some rows, of mean one over all rows; None where they are equal."""
-        return None if self.weight is None else self.weight[rows]
-
-
-class EpochHealth(NamedTuple):
-    """The mean held-out log density of the members, and how many of them still improve."""
-
-    held_out: Float[Array, ""]
-    improving: Float[Array, ""]
-
-
-class MemberState(eqx.Module):
-    """A member in training: its weights, their moving average and the optimiser's moments."""
-
-    chain: Chain
-    average: Chain
-    moments: Any
-
-
-class EnsembleState(eqx.Module):
-    """All members, and for each the best weights so far, their held-out score and the epochs since."""
-
-    step: Int[AnyArray, ""]
-    members: MemberState
-    best: Chain
-    top: Float[AnyArray, " m"]
-    stale: Int[AnyArray, " m"]
-
-
-class Schedule(NamedTuple):
-    """Settings that are inputs of the compiled program, so that other values need no other program."""
-
-    rate: Float[AnyArray, ""]
-    last_rate: Float[AnyArray, ""]
-    warm_up: Float[AnyArray, ""]
-    epochs: Float[AnyArray, ""]
-    decay: Float[AnyArray, ""]
-    rkhs_penalty: Float[AnyArray, ""]
-    kept: Float[AnyArray, ""]
-    average: Float[AnyArray, ""]
-    patience: Int[AnyArray, ""]
-    progress: Float[AnyArray, ""]
-    farthest: Float[AnyArray, ""]
-
-    @staticmethod
-    def of(settings: Learned, targets: int, epochs: int) -> "Schedule":
-        """Return the schedule for so many targets; a wide network has a smaller rate."""
-        rate = settings.rate * min(1.0, 2.0 * settings.width / settings.hidden(targets))
-        single = lambda number: np.asarray(number, np.float32)
-        return Schedule(
-            rate=np.asarray(rate),
-            last_rate=np.asarray(settings.last_rate),
-            warm_up=np.asarray(settings.warm_up),
-            epochs=np.asarray(float(epochs)),
-            decay=single(settings.decay),
-            rkhs_penalty=single(settings.rkhs_penalty),
-            kept=single(1.0 - settings.dropped(targets)),
-            average=single(settings.average),
-            patience=np.asarray(settings.patience),
-            progress=single(settings.progress),
-            farthest=single(settings.farthest),
-        )
-
-    def at(self, epoch: Int[Array, ""]) -> Float[Array, ""]:
-        """Return the learning rate of an epoch."""
-        cosine = 0.5 * (1.0 + jnp.cos(np.pi * epoch / self.epochs))
-        share = cosine * jnp.minimum((epoch + 1.0) / self.warm_up, 1.0)
-        return self.rate * (self.last_rate + (1.0 - self.last_rate) * share)
-
-
-class Trainer(eqx.Module):
-    """The epochs of the members: each is trained, and scored by the rows that others hold out."""
-
-    parts: int = eqx.field(static=True)
-    batch: int = eqx.field(static=True)
-    cells: int = eqx.field(static=True)
-    schedule: Schedule
-
-    def start(self, chain: Chain) -> EnsembleState:
-        """Return the state before the first epoch."""
-        members, weights = len(chain.order), eqx.filter(chain, eqx.is_inexact_array)
-        shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
-        moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        top, stale = np.full(members, -np.inf, np.float32), np.zeros(members, np.int32)
-        return EnsembleState(np.asarray(0), MemberState(chain, chain, moments), chain, top, stale)
-
-    def trained(
-        self, rows: MemberRows, state: EnsembleState, key: Key[Array, ""]
-    ) -> tuple[MemberState, Float[Array, " m"]]:
-        """Return this process's members after an epoch, and the score of the rows that each holds out."""
-        rate, keys = self.schedule.at(state.step), jr.split(key, len(rows.own))
-
-        def one(member: MemberState, kept: Array, held: Array, key: Array) -> tuple[MemberState, Array]:
-            new = self.epoch(rows, rate, member, kept, key)
-            scores = self.scores(rows, new.average.within(rows.layout), held)
-            return new, bounded_mean(scores, self.schedule.farthest, rows.weights(held))
-
-        return each(one, rows.own, rows.owned, state.members, rows.kept, rows.held, keys)
-
-    def judged(
-        self, state: EnsembleState, members: MemberState, own: Float[Array, " m"]
-    ) -> tuple[EnsembleState, EpochHealth]:
-        """Return the state after an epoch with these members and scores; the best weights are kept."""
-        score = elsewhere(own, self.parts)
-        better = score > state.top + self.schedule.progress
-        keep = lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-        best, stale = jax.tree.map(keep, members.average, state.best), jnp.where(better, 0, state.stale + 1)
-        improving = jnp.sum(stale <= self.schedule.patience).astype(score.dtype)
-        new = EnsembleState(state.step + 1, members, best, jnp.where(better, score, state.top), stale)
-        return new, EpochHealth(jnp.mean(new.top), improving)
-
-    def epoch(
-        self,
-        rows: MemberRows,
-        rate: Float[Array, ""],
-        member: MemberState,
-        kept: Int[Array, " k"],
-        key: Key[Array, ""],
-    ) -> MemberState:
-        """Return a member after one pass over its rows."""
-        order_key, drop_key = jr.split(key)
-        steps = len(kept) // self.batch
-        shuffled = kept[jr.permutation(order_key, len(kept))[: steps * self.batch]]
-
-        def update(member: MemberState, batch: tuple[Array, Array]) -> tuple[MemberState, None]:
-            cost = lambda chain: self.cost(chain.within(rows.layout), rows, *batch)
-            gradient = eqx.filter_grad(cost)(member.chain)
-            directions, moments = optimiser().update(gradient, member.moments)
-            decayed = lambda direction, weight: -(direction + self.schedule.decay * weight)
-            weights = eqx.filter(member.chain, eqx.is_inexact_array)
-            chain = stepped(member.chain, jax.tree.map(decayed, directions, weights), rate)
-            return MemberState(chain, averaged(member.average, chain, self.schedule.average), moments), None
-
-        return scan(update, member, (shuffled.reshape(steps, self.batch), jr.split(drop_key, steps)))[0]
-
-    def cost(
-        self, chain: Chain, rows: MemberRows, batch: Int[Array, " b"], key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """Return the penalised negative log likelihood of some rows, with dropout."""
-        keep = self.schedule.kept
-        dropout = lambda h, layer: (
-            h * (jr.bernoulli(jr.fold_in(key, layer), keep, h.shape) / keep).astype(h.dtype)
-        )
-        penalty = 0.5 * self.schedule.rkhs_penalty * chain.penalty()
-        scores, weights = self.score(rows, chain, batch, dropout), rows.weights(batch)
-        return penalty.astype(jnp.float32) - jnp.mean(scores if weights is None else weights * scores)
-
-    def score(
-        self, rows: MemberRows, chain: Chain, some: Int[Array, " b"], dropout: Callable = keep_all
-    ) -> Float[Array, " b"]:
-        """Return the log density of some rows."""
-        target, condition = rows.target[some], rows.condition[some]
-        return jnp.sum(chain.log_densities(target, condition, cells=self.cells, dropout=dropout), axis=1)
-
-    def scores(self, rows: MemberRows, chain: Chain, some: Int[Array, " h"]) -> Float[Array, " h"]:
-        """Return the log density of many rows, in blocks that bound the memory."""
-        whole = len(some) // JUDGED_ROWS * JUDGED_ROWS
-        if not whole:
-            return self.score(rows, chain, some)
-        blocks = some[:whole].reshape(-1, JUDGED_ROWS)
-        parts = jax.lax.map(lambda block: self.score(rows, chain, block), blocks).ravel()
-        return jnp.concatenate([parts, self.score(rows, chain, some[whole:])]) if whole < len(some) else parts
-
-
-def bounded_mean(
-    scores: Float[AnyArray, " h"],
-    farthest: Float[AnyArray, ""] | float,
-    weights: Float[AnyArray, " h"] | None = None,
-) -> Float[Array, ""]:
-    """Return the mean of scores, none of them counted as further than ``farthest`` below the median."""
-    return jnp.average(jnp.maximum(scores, jnp.median(scores) - farthest), weights=weights)
 
 
 def learn(
@@ -404,30 +262,33 @@ def learn(
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
-    chain = Chain.draw(condition.shape[1], orders, layout, z=target, **shape) if start is None else start
-    layout = chain.columns
-    size = kept.shape[1]
-    batch = min(settings.batch, max(settings.least_batch, size // settings.batches), size)
-    most = min(settings.epochs, -(-settings.updates(dim) // (size // batch)))
+    if start is None:
+        knots = settings.knots(np.concatenate([condition, layout.encoding(target)], axis=1), parts)
+        start = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, **shape)
+    chain, layout, knots = start, start.columns, start.knots
     cells = max(settings.cells, CELLS_PER_BUMP * bumps)
-    trainer = Trainer(parts, batch, cells, Schedule.of(settings, dim, most))
+    trainer = settings.trainer(parts, kept.shape[1], dim, cells, seed_from(run_key))
     weight = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
+    rates = (
+        np.ones(len(held)) if knots is None else np.where(np.ptp(knots, axis=(1, 2)) > 0.0, ENCODED_RATE, 1.0)
+    )
     target, condition = target.astype(np.float32), condition.astype(np.float32)
-    members = MemberRows(target, condition, kept, held, *own_members(len(orders)), layout, weight)
     result = run(
-        jax.tree.map(jnp.asarray, members),
+        MemberRows(target, condition, weight, kept, held, rates, chain.within(None), layout),
         trainer,
-        trainer.start(chain.within(None)),
+        trainer.start(chain),
         key=run_key,
         compute=epochs,
-        steps=most,
+        steps=trainer.rates.epochs,
         chunk=CHUNK,
         stage="learning",
-        stop=lambda state: bool(np.all(np.asarray(state.stale) > settings.patience)),
+        stop=lambda state: not np.any(state.active),
         report=report,
         checkpoint=checkpoint,
     )
-    best, polish = jax.tree.map(np.asarray, result.state.best).within(layout), None
+    best, polish = with_weights(chain, result.state.best), None
+    chosen = better_repeats(best, sample, held, parts)
+    best, held, kept = best.member(chosen), held[chosen], kept[chosen]
     if rows * dim <= settings.polished_rows:
         options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
         best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
@@ -459,6 +320,26 @@ def _dealt(
     held, kept = np.tile(held, (settings.repeats, 1)), np.tile(kept, (settings.repeats, 1))
     orders = [rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in held]
     return held, kept, np.stack(orders)
+
+
+def better_repeats(
+    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, gain: float = 3e-3
+) -> Int[np.ndarray, " k"]:
+    """Return the members of the repeats that are left when those without which held-out rows lose less than
+    ``gain`` (nats) are left out, one at a time."""
+    repeats = np.arange(len(held)).reshape(-1, parts)
+    scores = np.stack([held_out_scores(chain.member(own), sample, held[own]) for own in repeats])
+    score = lambda some: bounded_mean(
+        logsumexp(scores[some][:, np.isfinite(scores[0])], axis=0) - np.log(len(some)), 20.0
+    )
+    chosen = list(range(len(repeats)))
+    while len(chosen) > 1:
+        fewer = [[k for k in chosen if k != out] for out in chosen]
+        best = max(fewer, key=score)
+        if score(best) < score(chosen) - gain:
+            break
+        chosen = best
+    return repeats[chosen].ravel()
 
 
 def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:

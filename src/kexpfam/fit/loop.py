@@ -40,23 +40,6 @@ def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any)
     return eqx.combine(arrays, rest), infos
 
 
-def each(
-    function: Callable[..., Any], places: Int[AnyArray, " k"], count: Int[AnyArray, ""], *members: Any
-) -> Any:
-    """Return ``function`` of the members at the first ``count`` places, stacked; zeros for the other members.
-
-    The members are computed one after the other: under ``vmap`` the rounding of a member depends on the
-    number of members, and training amplifies it. The places are arguments of the compiled program, so that a
-    member is equal to the last bit whichever other members are computed with it.
-    """
-    arrays, rest = eqx.partition(members, eqx.is_array)
-    one = lambda place: function(*eqx.combine(jax.tree.map(lambda leaf: leaf[place], arrays), rest))
-    shapes = jax.eval_shape(lambda: one(0))
-    none = jax.tree.map(lambda leaf: jnp.zeros((len(places), *leaf.shape), leaf.dtype), shapes)
-    put = lambda place, found: jax.tree.map(lambda stack, new: stack.at[place].set(new), found, one(place))
-    return jax.lax.fori_loop(0, count, lambda i, found: put(places[i], found), none)
-
-
 @eqx.filter_jit
 def _chunk(problem: Any, solver: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(state.step + jnp.arange(length))

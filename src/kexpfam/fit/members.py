@@ -1,37 +1,230 @@
-"""Members of an ensemble shared among processes: each process trains some of them."""
+"""The training of the members of an ensemble of chains.
 
-from typing import Any
+A member is trained by a compiled program of a few updates, whose shapes depend on the columns but not on the
+number of rows; batches and dropout are drawn on the host. Members are trained in threads, and several
+processes share them.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.random as jr
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from kexpfam import processes
+from kexpfam.data.sample import AnyArray
+from kexpfam.fit.folds import elsewhere
+from kexpfam.fit.loop import averaged, optimiser
+from kexpfam.jax_settings import double_precision
+from kexpfam.model.chain import Chain, Layout
 
-__all__ = ["epochs", "merged", "own_members"]
+__all__ = ["Hyper", "MemberRows", "Rates", "Trainer", "bounded_mean", "epochs", "with_weights"]
+
+# Updates per call of the compiled program, and held-out rows that are scored per call.
+UPDATES, SCORED_ROWS = 16, 256
 
 
-def own_members(members: int) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, ""]]:
-    """Return the positions of this process's members, followed by the others, and how many are its own."""
-    rank, count = processes.place()
-    places = np.arange(members)
-    own = places % count == rank
-    return np.concatenate([places[own], places[~own]]), np.asarray(np.sum(own))
+class MemberRows(NamedTuple):
+    """The rows in model units, and of each member the rows that it trains on and holds out, its share of the
+    learning rate and its weights before training."""
+
+    target: Float[np.ndarray, "n d"]
+    condition: Float[np.ndarray, "n p"]
+    weight: Float[np.ndarray, " n"] | None
+    kept: Int[np.ndarray, "m k"]
+    held: Int[np.ndarray, "m h"]
+    rates: Float[np.ndarray, " m"]
+    chain: Chain
+    layout: Layout
 
 
-def epochs(rows: Any, trainer: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
-    """Return the state after some epochs and their health; each process trains its own members.
+class Hyper(NamedTuple):
+    """Numbers that are inputs of the compiled program: other values need no other program."""
 
-    Processes exchange the held-out scores of every epoch and the weights of the last one. A single process
-    runs the same programs, because others would round differently.
+    decay: Float[AnyArray, ""]
+    rkhs_penalty: Float[AnyArray, ""]
+    average: Float[AnyArray, ""]
+    threshold: Float[AnyArray, ""]  # a hidden unit is dropped if its random byte is not below this
+
+
+class Rates(NamedTuple):
+    """Learning rates: they rise over the first epochs and fall along half a cosine."""
+
+    highest: float
+    last_share: float
+    warm_up: float
+    epochs: int
+
+    def at(self, epoch: int) -> float:
+        """Return the learning rate of an epoch."""
+        cosine = 0.5 * (1.0 + np.cos(np.pi * epoch / self.epochs))
+        share = cosine * min((epoch + 1.0) / self.warm_up, 1.0)
+        return self.highest * (self.last_share + (1.0 - self.last_share) * share)
+
+
+class Batches(NamedTuple):
+    """The rows of some updates, the random bytes of dropout, and how many of the updates are made."""
+
+    target: Float[AnyArray, "u b d"]
+    condition: Float[AnyArray, "u b p"]
+    weight: Float[AnyArray, "u b"] | None
+    dropout: UInt8[AnyArray, "u layers b w"]
+    rate: Float[AnyArray, ""]
+    count: Int[AnyArray, ""]
+
+
+class MemberState(eqx.Module):
+    """A member in training: its weights as a vector, their moving average and the optimiser's moments."""
+
+    weights: Float[AnyArray, "*m w"]
+    average: Float[AnyArray, "*m w"]
+    moments: Any
+
+
+class EnsembleState(eqx.Module):
+    """All members, and for each the best weights so far, their held-out score, the epochs since, and whether
+    it is still trained."""
+
+    step: Int[AnyArray, ""]
+    members: MemberState
+    best: Float[AnyArray, "m w"]
+    top: Float[AnyArray, " m"]
+    stale: Int[AnyArray, " m"]
+    active: Bool[AnyArray, " m"]
+
+
+class EpochHealth(NamedTuple):
+    """The mean held-out log density of the members, and how many of them are still trained."""
+
+    held_out: float
+    active: float
+
+
+class Trainer(NamedTuple):
+    """The settings of the training of an ensemble.
+
+    ``parts`` are held out in turn, ``updates`` are made in an epoch. The members of a repeat are trained
+    until no held-out score of theirs has risen by ``progress`` in ``patience`` epochs. After ``trial``
+    epochs a repeat is dropped if its score is ``lag`` below that of another. ``farthest`` is that of
+    ``bounded_mean``.
     """
-    healths = []
-    for _ in range(length):
-        members, scores = _trained(rows, trainer, state, key)
-        state, health = _judged(trainer, state, members, merged(scores))
-        healths.append(health)
+
+    parts: int
+    batch: int
+    updates: int
+    cells: int
+    rates: Rates
+    hyper: Hyper
+    patience: int
+    progress: float
+    trial: int
+    lag: float
+    farthest: float
+    seed: int
+
+    def start(self, chain: Chain) -> EnsembleState:
+        """Return the state before the first epoch."""
+        members = len(chain.order)
+        weights = np.stack([_flat(chain.member(k))[0] for k in range(members)])
+        shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
+        moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        top, stale = np.full(members, -np.inf), np.zeros(members, int)
+        active = np.ones(members, bool)
+        return EnsembleState(
+            np.asarray(0), MemberState(weights, weights, moments), weights, top, stale, active
+        )
+
+    def trained(self, rows: MemberRows, state: EnsembleState, member: int) -> tuple[MemberState, float]:
+        """Return a member after an epoch, and the score of the rows that it holds out."""
+        new, chain = jax.tree.map(lambda leaf: leaf[member], (state.members, rows.chain))
+        with double_precision():
+            for batches in self.batches(rows, int(state.step), member):
+                new = _updated(rows.layout, chain, self.hyper, new, batches, cells=self.cells)
+            scores = self.scores(rows, chain, new.average, rows.held[member])
+        weight = None if rows.weight is None else rows.weight[rows.held[member]]
+        return new, bounded_mean(scores, self.farthest, weight)
+
+    def batches(self, rows: MemberRows, epoch: int, member: int) -> Iterator[Batches]:
+        """Return the batches of an epoch; rows are in random order, all of them before one is repeated."""
+        rng, kept = np.random.default_rng((self.seed, member, epoch)), rows.kept[member]
+        passes = -(-self.updates * self.batch // len(kept))
+        order = np.concatenate([rng.permutation(kept) for _ in range(passes)])
+        _, depth, width = rows.chain.biases.shape
+        for start in range(0, self.updates, UPDATES):
+            count = min(UPDATES, self.updates - start)
+            # The last call is padded with rows that are not used.
+            places = np.resize(order[start * self.batch : (start + count) * self.batch], UPDATES * self.batch)
+            chosen = places.reshape(UPDATES, self.batch)
+            yield Batches(
+                rows.target[chosen],
+                rows.condition[chosen],
+                None if rows.weight is None else rows.weight[chosen],
+                rng.integers(0, 256, (UPDATES, depth, self.batch, width), np.uint8),
+                np.asarray(self.rates.at(epoch) * rows.rates[member], np.float32),
+                np.asarray(count),
+            )
+
+    def scores(
+        self, rows: MemberRows, chain: Chain, weights: Float[AnyArray, " w"], some: Int[np.ndarray, " h"]
+    ) -> np.ndarray:
+        """Return the log density of some rows under a member with these weights."""
+        found = []
+        for start in range(0, len(some), SCORED_ROWS):
+            block = some[start : start + SCORED_ROWS]
+            padded = np.resize(block, SCORED_ROWS)
+            points = rows.target[padded], rows.condition[padded]
+            scores = _scored(rows.layout, chain, weights, *points, cells=self.cells)
+            found.append(np.asarray(scores)[: len(block)])
+        return np.concatenate(found)
+
+    def judged(
+        self, state: EnsembleState, members: MemberState, own: Float[np.ndarray, " m"]
+    ) -> tuple[EnsembleState, EpochHealth]:
+        """Return the state after an epoch with these members and scores; the best weights are kept."""
+        score = np.where(state.active, elsewhere(own, self.parts), -np.inf)
+        better = score > state.top + self.progress
+        best = np.where(better[:, None], members.average, state.best)
+        top, stale = np.where(better, score, state.top), np.where(better, 0, state.stale + 1)
+        active = self.still_active(state.active, int(state.step), top, stale)
+        new = EnsembleState(state.step + 1, members, best, top, stale, active)
+        return new, EpochHealth(float(np.mean(top)), float(active.sum()))
+
+    def still_active(
+        self, active: Bool[np.ndarray, " m"], epoch: int, top: np.ndarray, stale: np.ndarray
+    ) -> Bool[np.ndarray, " m"]:
+        """Return the members that are trained after this epoch."""
+        tops, stales = top.reshape(-1, self.parts).mean(axis=1), stale.reshape(-1, self.parts).min(axis=1)
+        good = tops > (tops.max() - self.lag if epoch >= self.trial else -np.inf)
+        return active & np.repeat(good & (stales <= self.patience), self.parts)
+
+
+def epochs(
+    rows: MemberRows, trainer: Trainer, state: EnsembleState, key: Key[Array, ""], length: int
+) -> tuple[EnsembleState, EpochHealth]:
+    """Return the state after some epochs and their health; each process trains its own members in threads.
+
+    Processes exchange the held-out scores of every epoch and the weights of the last one. The key is not
+    used: the batches of an epoch depend on the trainer's seed, the member and the number of the epoch.
+    """
+    healths, (rank, count) = [], processes.place()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in range(length):
+            own = [k for k in range(rank, len(state.top), count) if state.active[k]]
+            found = list(pool.map(partial(trainer.trained, rows, state), own))
+            members, scores = jax.tree.map(np.array, state.members), np.zeros(len(state.top))
+            for k, (member, score) in zip(own, found, strict=True):
+                jax.tree.map(lambda stack, new, k=k: stack.__setitem__(k, new), members, member)
+                scores[k] = score
+            state, health = trainer.judged(state, members, merged(scores))
+            healths.append(health)
     weights = lambda state: (state.members, state.best)
     state = eqx.tree_at(weights, state, merged(weights(state)))
     return state, jax.tree.map(lambda *series: np.stack(series), *healths)
@@ -54,11 +247,75 @@ def merged(members: Any) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-@eqx.filter_jit
-def _trained(rows: Any, trainer: Any, state: Any, key: Key[Array, ""]) -> tuple[Any, Any]:
-    return trainer.trained(rows, state, jr.fold_in(key, state.step))
+def bounded_mean(
+    scores: Float[np.ndarray, " h"], farthest: float, weights: Float[np.ndarray, " h"] | None = None
+) -> float:
+    """Return the mean of scores, none of them counted as further than ``farthest`` below the median."""
+    return float(np.average(np.maximum(scores, np.median(scores) - farthest), weights=weights))
 
 
-@eqx.filter_jit
-def _judged(trainer: Any, state: Any, members: Any, scores: Any) -> tuple[Any, Any]:
-    return trainer.judged(state, members, scores)
+def with_weights(chain: Chain, weights: Float[AnyArray, "m w"]) -> Chain:
+    """Return stacked members with these weights."""
+    own = [_flat(chain.member(k))[1](weights[k]) for k in range(len(weights))]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *own).within(chain.layout)
+
+
+def _flat(chain: Chain) -> tuple[Float[Array, " w"], Callable[[Float[Array, " w"]], Chain]]:
+    """Return the weights of a member as a vector, and the function that gives the member back.
+
+    One vector has far fewer operations to compile than the tree.
+    """
+    own = dataclasses.replace(chain, layout=None, knots=None)
+    weights, rest = eqx.partition(own, eqx.is_inexact_array)
+    vector, restored = ravel_pytree(weights)
+    return vector, lambda new: dataclasses.replace(eqx.combine(restored(new), rest), knots=chain.knots)
+
+
+@partial(jax.jit, static_argnames="cells")
+def _updated(
+    layout: Layout, chain: Chain, hyper: Hyper, member: MemberState, batches: Batches, *, cells: int
+) -> MemberState:
+    """Return a member after the updates of AdamW on these batches."""
+    restored = _flat(chain)[1]
+
+    def update(i: Int[Array, ""], member: MemberState) -> MemberState:
+        batch = jax.tree.map(lambda part: part[i], (*batches[:3], batches.dropout))
+        cost = lambda weights: _cost(restored(weights).within(layout), hyper, *batch, cells=cells)
+        direction, moments = optimiser().update(jax.grad(cost)(member.weights), member.moments)
+        weights = member.weights - batches.rate * (direction + hyper.decay * member.weights)
+        return MemberState(weights, averaged(member.average, weights, hyper.average), moments)
+
+    return jax.lax.fori_loop(0, batches.count, update, member)
+
+
+def _cost(
+    chain: Chain,
+    hyper: Hyper,
+    target: Float[Array, "b d"],
+    condition: Float[Array, "b p"],
+    weight: Float[Array, " b"] | None,
+    noise: UInt8[Array, "layers b w"],
+    *,
+    cells: int,
+) -> Float[Array, ""]:
+    """Return the penalised negative log likelihood of a batch, with dropout."""
+    kept = hyper.threshold / 256.0
+    dropout = lambda h, layer: h * ((noise[layer] < hyper.threshold) / kept).astype(h.dtype)
+    scores = jnp.sum(chain.log_densities(target, condition, cells=cells, dropout=dropout), axis=1)
+    mean = jnp.mean(scores if weight is None else weight * scores)
+    return 0.5 * hyper.rkhs_penalty * chain.penalty() - mean
+
+
+@partial(jax.jit, static_argnames="cells")
+def _scored(
+    layout: Layout,
+    chain: Chain,
+    weights: Float[Array, " w"],
+    target: Float[Array, "n d"],
+    condition: Float[Array, "n p"],
+    *,
+    cells: int,
+) -> Float[Array, " n"]:
+    """Return the log density of rows under a member with these weights."""
+    member = _flat(chain)[1](weights).within(layout)
+    return jnp.sum(member.log_densities(target, condition, cells=cells), axis=1)

@@ -84,9 +84,9 @@ def stacking_weights(scores: np.ndarray, counts: np.ndarray | None = None) -> np
 
     ``counts`` are the weights of the rows. The problem is concave. Candidates that gain less than
     ``SMALLEST_GAIN`` get weight 0."""
+    if scores.shape[1] == 1:
+        return np.ones(1)
     weights, score = _maximised(scores, counts)
-    if len(weights) == 1:
-        return weights
     fewer = [np.delete(scores, k, axis=1) for k in range(len(weights))]
     losses = [score - _maximised(part, counts)[1] for part in fewer]
     least = int(np.argmin(losses))

@@ -24,7 +24,10 @@ from kexpfam.data.scaling import InputEncoding, Scaling
 from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily, PiecewiseLaw
 from kexpfam.model.networks import silu
 
-__all__ = ["Chain", "ChainDraws", "Layout", "keep_all"]
+__all__ = ["Chain", "ChainDraws", "Layout", "keep_all", "piecewise", "piecewise_knots"]
+
+# Inputs with fewer distinct knots have no piecewise-linear encoding.
+FEWEST_KNOTS = 4
 
 
 def keep_all(units: Float[AnyArray, "n w"], layer: int) -> Float[AnyArray, "n w"]:
@@ -193,6 +196,7 @@ class Masks(NamedTuple):
     places: AnyArray  # (d,)
     degrees: np.ndarray  # (width,)
     first: AnyArray  # (inputs, width)
+    pieces: AnyArray | None  # (inputs times pieces, width)
     hidden: np.ndarray  # (width, width)
     out: AnyArray  # (width, outputs)
     skip: AnyArray  # (inputs, outputs)
@@ -218,7 +222,8 @@ class Chain(eqx.Module):
 
     ``order`` are the columns in the order of the chain. Weights are inputs times outputs. ``correction``
     maps a one and the last hidden units to what is added to the coefficients of the real line, in the order
-    of ``layout.corrected_owners``. ``layout`` is not learned, and is absent while the weights are.
+    of ``layout.corrected_owners``. ``layout`` is not learned, and is absent while the weights are. With
+    ``knots`` each input has a piecewise-linear encoding too, whose weights in the first layer are ``pieces``.
     """
 
     order: Int[AnyArray, "*m d"]
@@ -230,6 +235,8 @@ class Chain(eqx.Module):
     shift: Float[AnyArray, "*m o"]
     layout: Layout | None = None
     correction: Float[AnyArray, "*m u c"] | None = None
+    pieces: Float[AnyArray, "*m at w"] | None = None
+    knots: Float[AnyArray, "*m a k"] | None = None
 
     @classmethod
     def draw(
@@ -242,11 +249,12 @@ class Chain(eqx.Module):
         depth: int,
         seed: int,
         z: Float[np.ndarray, "n d"] | None = None,
+        knots: Float[np.ndarray, "m a k"] | None = None,
     ) -> "Chain":
         """Return stacked members with random weights, whose laws hardly depend on the condition.
 
         Labels and atoms have their frequencies among the rows z. Random numbers are drawn in the order of
-        the chain.
+        the chain. ``knots`` are those of ``piecewise_knots`` of every member.
         """
         members, rng = len(orders), np.random.default_rng(seed)
         owners, own = layout.encoding.owners, layout.output_owners
@@ -260,6 +268,7 @@ class Chain(eqx.Module):
             first[k, condition_dim + np.argsort(places[owners], kind="stable")] = drawn[k, condition_dim:]
             out[k][:, np.argsort(places[own], kind="stable")] = out[k].copy()
         start = layout.start(np.zeros((0, layout.dim)) if z is None else z).astype(np.float32)
+        encoded = 0 if knots is None else inputs * (knots.shape[2] - 1)
         return cls(
             orders,
             first,
@@ -269,6 +278,8 @@ class Chain(eqx.Module):
             zeros(inputs, len(own)),
             zeros(len(own)) + start,
             layout,
+            pieces=normal(np.sqrt(2.0 / encoded), encoded, width) if encoded else None,
+            knots=None if knots is None else knots.astype(np.float32),
         )
 
     @property
@@ -303,8 +314,9 @@ class Chain(eqx.Module):
         degrees = _degrees(p, self.dim, self.first.shape[1])
         outputs = places[self.columns.output_owners]
         sees = lambda low, high: (low[:, None] <= high[None]).astype(np.float32)
-        hidden, out = sees(degrees, degrees), sees(degrees, outputs)
-        return Masks(places, degrees, sees(inputs, degrees), hidden, out, sees(inputs, outputs))
+        hidden, out, first = sees(degrees, degrees), sees(degrees, outputs), sees(inputs, degrees)
+        pieces = None if self.knots is None else xp.repeat(first, self.knots.shape[1] - 1, axis=0)
+        return Masks(places, degrees, first, pieces, hidden, out, sees(inputs, outputs))
 
     def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
         """Return the inputs of the network: the condition and the encoded columns."""
@@ -315,7 +327,10 @@ class Chain(eqx.Module):
     ) -> Float[AnyArray, "n w"]:
         """Return the last hidden layer; ``dropout(units, layer)`` may drop units of a layer."""
         dtype = rows.dtype
-        h = dropout(silu(rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)), 0)
+        entering = rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)
+        if self.pieces is not None:
+            entering = entering + piecewise(rows, self.knots) @ (self.pieces * masks.pieces).astype(dtype)
+        h = dropout(silu(entering), 0)
         for layer in range(1, len(self.biases)):
             weight = (self.hidden[layer - 1] * masks.hidden).astype(dtype)
             h = dropout(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
@@ -433,6 +448,29 @@ class Chain(eqx.Module):
         return targets
 
 
+def piecewise_knots(rows: Float[np.ndarray, "n a"], pieces: int) -> Float[np.ndarray, "a k"]:
+    """Return quantiles of each input, between which ``piecewise`` is linear.
+
+    Inputs with few values, such as indicators of labels, have equal knots: their encoding is zero.
+    """
+    levels = np.linspace(0.0, 1.0, pieces + 1)
+    found = [np.quantile(column[np.isfinite(column)], levels) for column in rows.T]
+    few = [len(np.unique(knots)) < min(pieces, FEWEST_KNOTS) for knots in found]
+    return np.where(np.array(few, bool)[:, None], 0.0, np.reshape(found, (-1, pieces + 1)))
+
+
+def piecewise(rows: Float[AnyArray, "n a"], knots: Float[AnyArray, "a k"]) -> Float[AnyArray, "n at"]:
+    """Return the share of each interval between knots that lies below an input, 0 where knots are equal.
+
+    This is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022).
+    """
+    xp = rows.__array_namespace__()
+    knots = knots.astype(rows.dtype)
+    widths = knots[:, 1:] - knots[:, :-1]
+    slopes = xp.where(widths > 0.0, 1.0 / xp.where(widths > 0.0, widths, 1.0), 0.0)
+    return xp.clip((rows[:, :, None] - knots[:, :-1]) * slopes, 0.0, 1.0).reshape(len(rows), -1)
+
+
 class UnitsByDegree:
     """The hidden layers of a chain under some rows, computed by degree: a unit of degree j needs j columns.
 
@@ -446,7 +484,9 @@ class UnitsByDegree:
         self.out = chain.out[order]
         self.correction = None if chain.correction is None else chain.correction[1:][order]
         self._degrees = degrees[order]
-        self._first = chain.first[:, order]
+        self._first, self._pieces, self._knots = chain.first[:, order], None, chain.knots
+        if chain.pieces is not None:
+            self._pieces = (chain.pieces * chain.masks().pieces)[:, order]
         self._biases = chain.biases[:, order]
         self._hidden = chain.hidden[:, order][:, :, order]
         self._layers = np.zeros((len(chain.biases), rows, len(degrees)), np.float32)
@@ -456,7 +496,10 @@ class UnitsByDegree:
         """Return the last layer's units of at most this degree; inputs are zero where they are not known."""
         old, self._done = self._done, int(np.searchsorted(self._degrees, degree, side="right"))
         done, new = slice(self._done), slice(old, self._done)
-        self._layers[0][:, new] = silu(inputs @ self._first[:, new] + self._biases[0][new])
+        entering = inputs @ self._first[:, new] + self._biases[0][new]
+        if self._knots is not None and self._pieces is not None:
+            entering = entering + piecewise(inputs, self._knots) @ self._pieces[:, new]
+        self._layers[0][:, new] = silu(entering)
         for layer in range(1, len(self._layers)):
             below = self._layers[layer - 1]
             entering = below[:, done] @ self._hidden[layer - 1][done, new] + self._biases[layer][new]
