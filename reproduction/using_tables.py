@@ -12,7 +12,7 @@ METHODS = ("auto", "isolation forest", "LOF", "one-class SVM", "mixture")
 
 def using(records: list[Record]) -> str:
     """Return all tables of the experiment."""
-    return "\n\n".join([levels(records), anomalies(records), others(records)])
+    return "\n\n".join(table for table in (levels(records), anomalies(records), others(records)) if table)
 
 
 def levels(records: list[Record]) -> str:
@@ -26,7 +26,7 @@ def levels(records: list[Record]) -> str:
         shares = [mean(here, name, 1, factor=100.0) for name in ("level", "false_discoveries", "found")]
         rows.append([*row, shares[0] + error, *shares[1:]])
     names = ("set", "columns", "refits", "% of new rows with p ≤ 5 %", "% false among flagged, at 10 %")
-    return markdown((*names, "% of outliers flagged"), rows)
+    return markdown((*names, "% of outliers flagged"), rows) if rows else ""
 
 
 def anomalies(records: list[Record]) -> str:
@@ -39,7 +39,7 @@ def anomalies(records: list[Record]) -> str:
         )
         rows.append([dataset, mean(here, "anomalies", 1, factor=100.0), *map(both, METHODS)])
     names = [f"**{label(method)}**" if method == "auto" else label(method) for method in METHODS]
-    return markdown(("set, AUC / average precision", "% anomalies", *names), rows)
+    return markdown(("set, AUC / average precision", "% anomalies", *names), rows) if rows else ""
 
 
 def others(records: list[Record]) -> str:
@@ -55,4 +55,4 @@ def others(records: list[Record]) -> str:
         rows.append(["false alarms in 10,000 rows, at 5 %", f"{alarms} of {runs} runs"])
         delay = np.median([one["median_delay"] for one in drifts])
         rows.append(["rows until a shift of 0.5 sd in one of ten columns", f"{delay:.0f} (median)"])
-    return markdown(("measured", "result"), rows)
+    return markdown(("measured", "result"), rows) if rows else ""

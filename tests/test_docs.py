@@ -137,6 +137,7 @@ def test_the_pages_are_the_rendering_of_the_records():
         "docs/algorithms.md",
     )
     names += ("docs/where-the-saddle-point-stands.md", "docs/decisions/0012-saddle-point.md")
+    names += ("docs/using-a-density.md",)
     for page in (ROOT / name for name in names):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
 

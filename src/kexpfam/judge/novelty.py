@@ -7,7 +7,7 @@ With scores :math:`s_1, \dots, s_n` of held-out rows, a row of score s has
 If the rows are exchangeable and the density has not seen the held-out ones, :math:`P(p \le t) \le t`. If
 several parts of the rows were held out in turn, a row is compared in each part with the scores of that part,
 under the members that held it out, and the counts are added (cross-conformal p-values, Vovk 2015). Their
-level is guaranteed up to a factor of two; in measurements it is the nominal one.
+level is guaranteed up to a factor of about two.
 """
 
 import dataclasses
