@@ -241,11 +241,11 @@ class Estimator(BaseEstimator, abc.ABC):
     def novelty(self, X: ArrayLike, y: ArrayLike | None = None, *, side: str = "low") -> np.ndarray:
         """Return a p-value of each row: small where its log density is lower than that of held-out rows.
 
-        The p-values are conformal: they compare a row with the rows that were held out within the fit, or with
-        those of ``calibrate`` if it was called. After ``calibrate``, at most a share t of exchangeable rows has
-        p-values of at most t, whatever the density; without it the bound is about 2 t. The smallest value is ``1 / (rows + 1)``. ``side="both"`` also tests
-        for rows that are too probable. A row with missing cells is compared with all rows by the density of
-        its other cells."""
+        The p-values are conformal: they compare a row with the rows that were held out within the fit, or
+        with those of ``calibrate`` if it was called. After ``calibrate``, at most a share t of exchangeable
+        rows has p-values of at most t, whatever the density; without it the bound is about 2 t. The smallest
+        value is ``1 / (rows + 1)``. ``side="both"`` also tests for rows that are too probable. A row with
+        missing cells is compared with all rows by the density of its other cells."""
         check_is_fitted(self, "density_")
         one_of("side", side, SIDES)
         reference = self._held_out_scores()
