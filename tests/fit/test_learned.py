@@ -116,9 +116,28 @@ def test_a_piecewise_linear_encoding_is_that_of_interpolation():
 
 def test_knots_stay_where_they_are():
     sample = heteroscedastic(0)
-    ensemble = learned(sample, Learned(**(vars(SMALL) | {"epochs": 3, "pieces": 8})))
+    every = {"epochs": 3, "pieces": 8, "repeats": 2, "gain": -np.inf}
+    ensemble = learned(sample, Learned(**(vars(SMALL) | every)))
     knots = piecewise_knots(np.concatenate([sample.condition, sample.target], axis=1), 8)
-    assert np.array_equal(ensemble.chain.knots[1], knots.astype(np.float32))
+    assert np.array_equal(ensemble.chain.knots[2:], [knots.astype(np.float32)] * 2)
+    assert not ensemble.chain.knots[:2].any(), "the first repeat has plain inputs"
+
+
+@pytest.mark.parametrize(("gain", "members"), [(-np.inf, 4), (np.inf, 2)])
+def test_a_repeat_stays_if_held_out_rows_gain(gain, members):
+    settings = Learned(**(vars(SMALL) | {"epochs": 3, "repeats": 2, "gain": gain}))
+    assert len(learned(heteroscedastic(0), settings).chain.order) == members
+
+
+def test_a_repeat_that_lags_is_trained_no_further():
+    """Waves of twenty periods are out of reach of plain inputs in so few updates; encoded ones have knots."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(2000, 1))
+    sample = Sample(np.sin(20.0 * x) + 0.05 * rng.normal(size=(2000, 1)), x)
+    ensemble = learned(sample, Learned(**(vars(SMALL) | {"repeats": 2, "trial": 0.2, "lag": 0.05})))
+    assert ensemble.trace["active"][0] == 4.0
+    assert ensemble.trace["active"][-1] <= 2.0
+    assert ensemble.chain.knots.any(axis=(1, 2)).all(), "the plain repeat is dropped"
 
 
 def learned_rows(ensemble, sample: Sample) -> np.ndarray:
@@ -195,7 +214,7 @@ def test_how_far_a_row_is_off_does_not_end_the_training():
 def test_held_out_parts_may_be_given():
     sample = Sample.unconditional(np.random.default_rng(0).normal(size=(90, 2)))
     parts = np.arange(60).reshape(3, 20)
-    settings = Learned(folds=2, repeats=2, width=8, epochs=1, cells=32, polish=())
+    settings = Learned(folds=2, repeats=2, width=8, epochs=1, cells=32, polish=(), gain=-np.inf)
     ensemble = learned(sample, settings, held=parts)
     assert len(ensemble.chain.order) == 6, "three parts of two members each"
     assert np.array_equal(np.isfinite(ensemble.held_out), np.arange(90) < 60)

@@ -37,6 +37,7 @@ from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
 from kexpfam.progress import Bar, Listener
+from kexpfam.settings import SettingsRecord
 from kexpfam.stacklevel import caller_level
 
 if TYPE_CHECKING:
@@ -64,11 +65,17 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def remembered(diagnose: Method) -> Method:
-    """Return ``diagnose`` of an estimator, which keeps its result for ``_html_repr``."""
+    """Return ``diagnose`` of an estimator, which keeps its result.
+
+    A second call with the same arguments returns it, if they are whole numbers and records."""
 
     @functools.wraps(diagnose)
     def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._diagnosis = diagnose(self, *args, **kwargs)
+        plain = all(isinstance(one, int | SettingsRecord | None) for one in (*args, *kwargs.values()))
+        asked = (args, kwargs) if plain else None
+        if self._diagnosis is None or asked is None or asked != self._diagnosed_with:
+            self._diagnosis = diagnose(self, *args, **kwargs)
+            self._diagnosed_with = asked
         return self._diagnosis
 
     return cast(Method, keeping)
@@ -117,6 +124,7 @@ class Estimator(BaseEstimator, abc.ABC):
     _diagnosis: Diagnosis | None = None
     _reference: Reference | None = None  # held-out scores of the fit
     _calibrated: Reference | None = None  # those of ``calibrate``
+    _diagnosed_with: tuple[tuple, dict] | None = None
 
     # Tables.
 

@@ -297,6 +297,7 @@ class ConditionalEstimator(Estimator):
         contain the next y with at least their nominal probability, on average over x. ``conformal_`` holds
         the result. ``draws`` is the number of draws per row for regions. ``calibrate(None)`` and a new fit
         undo it."""
+        self._diagnosis = None
         if X is None:
             self._conformal = self._calibrated = None
             return self

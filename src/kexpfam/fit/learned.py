@@ -67,6 +67,9 @@ class Learned(SettingsRecord):
     trial, lag : float
         After this share of the passes a repeat is dropped if its held-out score is ``lag`` (nats) below that
         of another.
+    gain : float
+        After the training a repeat is dropped if the held-out score falls by less than this (nats) without
+        it.
     farthest : float
         Log densities are counted as at most this far (nats) below the median of the held-out rows.
     batch, least_batch, batches : int
@@ -114,6 +117,7 @@ class Learned(SettingsRecord):
     progress: float = 1e-4
     trial: float = 0.2
     lag: float = 0.1
+    gain: float = 0.01
     farthest: float = 20.0
     batch: int = 256
     least_batch: int = 32
@@ -287,7 +291,7 @@ def learn(
         checkpoint=checkpoint,
     )
     best, polish = with_weights(chain, result.state.best), None
-    chosen = better_repeats(best, sample, held, parts)
+    chosen = better_repeats(best, sample, held, parts, settings.gain)
     best, held, kept = best.member(chosen), held[chosen], kept[chosen]
     if rows * dim <= settings.polished_rows:
         options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
@@ -323,7 +327,7 @@ def _dealt(
 
 
 def better_repeats(
-    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, gain: float = 3e-3
+    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, gain: float
 ) -> Int[np.ndarray, " k"]:
     """Return the members of the repeats that are left when those without which held-out rows lose less than
     ``gain`` (nats) are left out, one at a time."""

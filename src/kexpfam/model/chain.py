@@ -298,8 +298,8 @@ class Chain(eqx.Module):
         """Return the weights with this layout."""
         return dataclasses.replace(self, layout=layout)
 
-    def member(self, k: int | Int[AnyArray, ""]) -> "Chain":
-        """Return one of several stacked members."""
+    def member(self, k: int | Int[AnyArray, "*k"]) -> "Chain":
+        """Return one or some of several stacked members."""
         return jax.tree.map(lambda leaf: leaf[k], self.within(None)).within(self.layout)
 
     def penalty(self) -> Float[AnyArray, ""]:

@@ -25,8 +25,10 @@ __all__ = [
     "MomentWarning",
     "mean_of_draws",
     "narrowed",
+    "pooled_moments",
     "positive",
     "scores",
+    "supported_mean",
 ]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
@@ -49,8 +51,8 @@ class AbstractDistributions(eqx.Module):
     """Distributions of one number, one per row.
 
     Moments are exact. A moment is NaN, with a ``MomentWarning``, where the outer mass decides it: where it
-    differs from that of the law with its outer 1e-4 of mass on either side moved to the quantiles there, by
-    more than the standard deviation of the latter.
+    differs from that of the law with its outer 1e-4 of mass on either side moved to the quantiles there (of
+    every part of a mixture), by more than the standard deviation of the latter.
     """
 
     @abc.abstractmethod
@@ -79,12 +81,11 @@ class AbstractDistributions(eqx.Module):
 
     def mean(self) -> Float[np.ndarray, " n"]:
         """Return the mean of each row."""
-        (mean, _), (inner, deviation) = self.moments(), self.moments(*self._inner_ends())
-        return _unless_outer(mean, np.abs(mean - inner), deviation, "mean")
+        return supported_mean(self.moments(), self.inner_moments())
 
     def variance(self) -> Float[np.ndarray, " n"]:
         """Return the variance of each row."""
-        (_, deviation), (_, inner) = self.moments(), self.moments(*self._inner_ends())
+        (_, deviation), (_, inner) = self.moments(), self.inner_moments()
         return _unless_outer(deviation, deviation - inner, inner, "variance") ** 2
 
     def centre(self, kind: AbstractKind) -> Float[np.ndarray, " n"]:
@@ -112,28 +113,28 @@ class AbstractDistributions(eqx.Module):
         left, right = (np.where(below, part, 1.0 - part) for part in (levels[:, :-1], levels[:, 1:]))
         return np.sum(np.diff(points, axis=1) * (left**2 + left * right + right**2) / 3.0, axis=1)
 
-    def _inner_ends(self) -> np.ndarray:
-        """Return the quantiles of the outer mass, (2, rows, 1); infinite where they coincide."""
-        low, high = self.quantile(np.tile([OUTER_MASS, 1.0 - OUTER_MASS], (len(self), 1))).T[:, :, None]
-        return np.where(high > low, [low, high], [[[-FAR]], [[FAR]]])
+    @abc.abstractmethod
+    def inner_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the moments of each row after its outer mass has been moved to the quantiles there."""
 
 
 class Distributions(AbstractDistributions):
     """``P(Y <= points[i, j]) = levels[i, j]``, linear in between; both rise, levels from 0 to 1."""
 
-    points: Float[np.ndarray, "n m"]
-    levels: Float[np.ndarray, "n m"]
+    points: Float[AnyArray, "n m"]
+    levels: Float[AnyArray, "n m"]
 
     @staticmethod
-    def of_cells(edges: Float[np.ndarray, "n m"], masses: Float[np.ndarray, "n k"]) -> "Distributions":
+    def of_cells(edges: Float[AnyArray, "n m"], masses: Float[AnyArray, "n k"]) -> "Distributions":
         """Return the laws with these masses in the cells between these edges, uniform within each."""
-        levels = np.concatenate([np.zeros((len(masses), 1)), np.cumsum(masses, axis=1)], axis=1)
+        xp = masses.__array_namespace__()
+        levels = xp.concatenate([xp.zeros_like(masses[:, :1]), xp.cumsum(masses, axis=1)], axis=1)
         return Distributions.of_levels(edges, levels / levels[:, -1:])
 
     @staticmethod
-    def of_levels(points: Float[np.ndarray, "n m"], levels: Float[np.ndarray, "n m"]) -> "Distributions":
+    def of_levels(points: Float[AnyArray, "n m"], levels: Float[AnyArray, "n m"]) -> "Distributions":
         """Return the laws with these levels at these points; points beyond 1e150 are moved there."""
-        return Distributions(np.clip(points, -FAR, FAR), levels)
+        return Distributions(points.__array_namespace__().clip(points, -FAR, FAR), levels)
 
     def with_atom(self, value: float, chance: Float[np.ndarray, " n"]) -> "Distributions":
         """Return the laws of a value that has this probability, and otherwise follows this law."""
@@ -151,19 +152,26 @@ class Distributions(AbstractDistributions):
     def cdf(self, y: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
         return _interpolated(y, self.points, self.levels)
 
-    def quantile(self, levels: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    def quantile(self, levels: Float[AnyArray, "n k"]) -> Float[AnyArray, "n k"]:
         return _interpolated(levels, self.levels, self.points)
 
     def cells(self) -> tuple[Float[np.ndarray, "n m"], Float[np.ndarray, "n m"]]:
         return 0.5 * (self.points[:, 1:] + self.points[:, :-1]), np.diff(self.levels, axis=1)
 
-    def moments(self, *ends: Float[np.ndarray, "n 1"]) -> tuple[np.ndarray, np.ndarray]:
-        points, masses = np.clip(self.points, *ends) if ends else self.points, np.diff(self.levels, axis=1)
-        mean = 0.5 * np.einsum("ij,ij->i", masses, points[:, 1:] + points[:, :-1])
+    def moments(self, *ends: Float[AnyArray, "n 1"]) -> tuple[AnyArray, AnyArray]:
+        xp = self.points.__array_namespace__()
+        points, masses = xp.clip(self.points, *ends) if ends else self.points, xp.diff(self.levels, axis=1)
+        mean = 0.5 * xp.einsum("ij,ij->i", masses, points[:, 1:] + points[:, :-1])
         away = points - mean[:, None]
         left, right = away[:, :-1], away[:, 1:]
         squares = left * left + left * right + right * right
-        return mean, np.sqrt(np.einsum("ij,ij->i", masses, squares) / 3.0)
+        return mean, xp.sqrt(xp.einsum("ij,ij->i", masses, squares) / 3.0)
+
+    def inner_moments(self) -> tuple[AnyArray, AnyArray]:
+        xp, outer = self.points.__array_namespace__(), np.array([OUTER_MASS, 1.0 - OUTER_MASS])
+        ends = self.quantile(xp.tile(xp.asarray(outer), (len(self), 1)))
+        low, high = ends[:, :1], ends[:, 1:]
+        return self.moments(xp.where(high > low, low, -FAR), xp.where(high > low, high, FAR))
 
     def polygon(self) -> "Distributions":
         return self
@@ -253,9 +261,14 @@ class MixedDistributions(AbstractDistributions):
         return middles.reshape(len(self), -1), masses.reshape(len(self), -1)
 
     def moments(self, *ends: Float[np.ndarray, "n 1"]) -> tuple[np.ndarray, np.ndarray]:
-        means, deviations = self.flat.moments(*map(self._repeated, ends))
-        mean = self._mixed(means)
-        return mean, np.sqrt(self._mixed(deviations**2 + (means - self._repeated(mean)) ** 2))
+        return self._pooled(*self.flat.moments(*map(self._repeated, ends)))
+
+    def inner_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._pooled(*self.flat.inner_moments())
+
+    def _pooled(self, *moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the moments of the mixtures from those of all parts."""
+        return pooled_moments(self.weights, *(part.reshape(len(self), -1) for part in moments))
 
     def polygon(self) -> Distributions:
         """Return the mixture on the points of all parts.
@@ -281,6 +294,21 @@ class MixedDistributions(AbstractDistributions):
         return np.einsum(
             "k,nk...->n...", self.weights, values.reshape(*self.points.shape[:2], *values.shape[1:])
         )
+
+
+def pooled_moments(
+    weights: Float[np.ndarray, " k"], means: Float[np.ndarray, "n k"], deviations: Float[np.ndarray, "n k"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of mixtures, one per row, from those of their parts."""
+    mean = means @ weights
+    return mean, np.sqrt((deviations**2 + (means - mean[:, None]) ** 2) @ weights)
+
+
+def supported_mean(
+    moments: tuple[np.ndarray, np.ndarray], inner: tuple[np.ndarray, np.ndarray]
+) -> Float[np.ndarray, " n"]:
+    """Return the means, NaN with a ``MomentWarning`` where the outer mass decides them."""
+    return _unless_outer(moments[0], np.abs(moments[0] - inner[0]), inner[1], "mean")
 
 
 def mean_of_draws(draws: Float[np.ndarray, "n m"], kind: AbstractKind) -> Float[np.ndarray, " n"]:
@@ -443,35 +471,37 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
 
 
 def _interpolated(
-    at: np.ndarray, abscissae: np.ndarray, ordinates: np.ndarray, side: Literal["left", "right"] = "right"
-) -> np.ndarray:
+    at: AnyArray, abscissae: AnyArray, ordinates: AnyArray, side: Literal["left", "right"] = "right"
+) -> AnyArray:
     """Return each row's polygon at several places, from the given side where it jumps, constant outside."""
+    xp = abscissae.__array_namespace__()
     low, high, count = abscissae[:, :1], abscissae[:, -1:], abscissae.shape[1]
-    place = np.clip(_places(abscissae, at, side) - 1, 0, count - 2)
+    place = xp.clip(_places(abscissae, at, side) - 1, 0, count - 2)
     (left, right), (bottom, top) = (
-        (np.take_along_axis(part, place, axis=1), np.take_along_axis(part, place + 1, axis=1))
+        (xp.take_along_axis(part, place, axis=1), xp.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
     # At a jump, the level from the right is that after it.
-    share = np.where(
-        right > left, (at - left) / np.where(right > left, right - left, 1.0), float(side == "right")
+    share = xp.where(
+        right > left, (at - left) / xp.where(right > left, right - left, 1.0), float(side == "right")
     )
-    inner = bottom + np.clip(share, 0.0, 1.0) * (top - bottom)
-    return np.where(at < low, ordinates[:, :1], np.where(at > high, ordinates[:, -1:], inner))
+    inner = bottom + xp.clip(share, 0.0, 1.0) * (top - bottom)
+    return xp.where(at < low, ordinates[:, :1], xp.where(at > high, ordinates[:, -1:], inner))
 
 
-def _places(abscissae: np.ndarray, at: np.ndarray, side: Literal["left", "right"]) -> np.ndarray:
+def _places(abscissae: AnyArray, at: AnyArray, side: Literal["left", "right"]) -> AnyArray:
     """Return ``numpy.searchsorted`` of each row, by bisection in all rows at once if values are few."""
     rows, count = abscissae.shape
     if at.shape[1] > count:
         both = zip(abscissae, at, strict=True)
         return np.stack([np.searchsorted(row, wanted, side=side) for row, wanted in both])
-    before = np.less_equal if side == "right" else np.less
-    flat, start = np.ravel(abscissae), count * np.arange(rows)[:, None]
-    place, step = np.zeros(at.shape, int), 1 << (count.bit_length() - 1)
+    xp = abscissae.__array_namespace__()
+    before = xp.less_equal if side == "right" else xp.less
+    flat, start = xp.ravel(abscissae), count * np.arange(rows)[:, None]
+    place, step = xp.zeros(at.shape, int), 1 << (count.bit_length() - 1)
     while step:
-        further = np.minimum(place + step, count)
-        place = np.where(before(flat[start + further - 1], at), further, place)
+        further = xp.minimum(place + step, count)
+        place = xp.where(before(flat[start + further - 1], at), further, place)
         step //= 2
     return place
 

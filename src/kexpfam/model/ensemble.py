@@ -1,6 +1,7 @@
 """Densities that are mixtures: of chains, and of candidates with weights."""
 
 import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -27,11 +28,16 @@ from kexpfam.model.distributions import (
     Distributions,
     mean_of_draws,
     narrowed,
+    pooled_moments,
+    supported_mean,
 )
 from kexpfam.model.families import RealLine
 from kexpfam.model.measures import AbstractMeasure, drawn_in_blocks, in_blocks, logsumexp
 
 __all__ = ["ChainDensity", "LawDensity", "Stack"]
+
+# Weights on the device, by the identity of their arrays on the host: a transfer takes as long as a row.
+_RESIDENT: dict[int, tuple[weakref.ref, Any]] = {}
 
 
 @lru_cache
@@ -75,9 +81,24 @@ class ChainDensity(AbstractDensity):
         if isinstance(z, jax.Array):
             parts = [self.members.member(k).log_densities(z, condition).sum(1) for k in range(len(self))]
             return logsumexp(jnp.stack(parts), axis=0) - np.log(len(self))
-        with double_precision():
-            members = jax.device_put(self.members)
+        members, _ = self._resident
         return in_blocks(lambda *rows: _scores(members, *rows), z, condition)
+
+    @property
+    def _resident(self) -> tuple[Chain, Scaling]:
+        """Return members and scaling as arrays of JAX, which are kept as long as the weights are."""
+        weights, place = self.members.out, id(self.members.out)
+        kept = _RESIDENT.get(place)
+        if kept is None or kept[0]() is not weights:
+            with double_precision():
+                own = jax.device_put((self.members, self.scaling))
+            kept = _RESIDENT[place] = weakref.ref(weights, lambda _: _RESIDENT.pop(place, None)), own
+        return kept[1]
+
+    @property
+    def _real(self) -> bool:
+        """Return whether the first target is on the real line."""
+        return isinstance(self.members.columns.families[0], RealLine)
 
     def of_members(self, function: Callable) -> list:
         """Return ``function(member, k)`` of every member, in threads."""
@@ -132,9 +153,8 @@ class ChainDensity(AbstractDensity):
                 "distribution functions and quantiles are for targets of one dimension; use sample instead."
             )
         condition = self._conditions(X, 1)
-        if isinstance(self.members.columns.families[0], RealLine):
-            with double_precision():
-                own = jax.device_put((self.members, self.scaling))
+        if self._real:
+            own = self._resident
             found = in_blocks(lambda rows: _cells(*own, rows), condition)
             parts = [Distributions.of_cells(*cells) for *cells, _ in found]
             chances = [chance for *_, chance in found]
@@ -157,6 +177,11 @@ class ChainDensity(AbstractDensity):
         otherwise quantiles of the chain at the levels of a Sobol sequence, which are the same in every call.
         """
         kinds = self.scaling.kinds
+        if len(kinds) == 1 and kinds[0].atom is None and self._real:
+            own, weights = self._resident, np.full(len(self), 1.0 / len(self))
+            moments = in_blocks(lambda rows: _moments(*own, rows), self._conditions(X, 1))
+            plain, inner = (pooled_moments(weights, *part) for part in moments)
+            return supported_mean(plain, inner)[:, None]
         if len(kinds) == 1:
             return np.concatenate([part.centre(kinds[0])[:, None] for part, _ in self._pieces(X)])
         if key is None:
@@ -204,22 +229,46 @@ def _scores(members: Chain, z: Float[Array, "n d"], condition: Float[Array, "n p
     return logsumexp(parts, axis=0) - np.log(len(parts))
 
 
-@jax.jit
-def _cells(
-    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
-) -> list[tuple[Array, Array, Array | None]]:
-    """Return each member's cells of a single real column: edges in data units, masses, the atom's chance."""
+def _of_members(function: Callable, members: Chain, scaling: Scaling, condition: Array) -> Any:
+    """Return ``function(edges, masses, chance)`` of every member, with its cells of a single real column.
 
-    def of_member(weights: Chain) -> tuple[Array, Array, Array | None]:
+    Edges are in data units; the chance is that of the atom.
+    """
+
+    def of_member(weights: Chain) -> Any:
         outputs, chance = weights.within(members.layout).single(condition)
         family = cast(RealLine, members.columns.families[0]).at(0)
         params = family.params(outputs)
         edges, masses = params.cells(family.cells)
-        return scaling.to_data(params.in_units(edges).reshape(-1, 1)).reshape(edges.shape), masses, chance
+        return function(
+            scaling.to_data(params.in_units(edges).reshape(-1, 1)).reshape(edges.shape), masses, chance
+        )
 
-    found = jax.lax.map(of_member, members.within(None))
+    return jax.lax.map(of_member, members.within(None))
+
+
+@jax.jit
+def _cells(
+    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
+) -> list[tuple[Array, Array, Array | None]]:
+    """Return each member's cells: edges, masses, the atom's chance."""
+    found = _of_members(lambda *parts: parts, members, scaling, condition)
     of_place = lambda k: jax.tree.map(lambda part: part[k], found)
     return [of_place(k) for k in range(members.order.shape[0])]
+
+
+@jax.jit
+def _moments(
+    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return mean and deviation of each row under each member, and those without the outer mass."""
+
+    def of_law(edges: Array, masses: Array, _: Array | None) -> tuple[tuple, tuple]:
+        law = Distributions.of_cells(edges, masses)
+        return law.moments(), law.inner_moments()
+
+    found = _of_members(of_law, members, scaling, condition)
+    return jax.tree.map(jnp.transpose, found)
 
 
 def uniform_levels(rng: np.random.Generator, count: int, dim: int) -> Float[np.ndarray, "n d"]:

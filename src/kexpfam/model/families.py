@@ -66,8 +66,10 @@ LOG_SCALES = (-7.0, 3.0)
 LIGHT_REACH, LIGHT_LOG_SCALE = 8.0, 0.0
 # Upper bound of the norm of a tilt in its RKHS: its peaks are as wide as a cell then.
 LARGEST_NORM = 25.0
-# Cells of a residual and per bump, at least: with twice as many, log densities change by rounding alone.
-CELLS, CELLS_PER_BUMP = 192, 6
+# Cells of a residual and per bump, at least: with more of them, log densities change by less than 1e-7.
+CELLS, CELLS_PER_BUMP = 128, 6
+# Cells of a residual in files that do not say how many.
+FORMER_CELLS = 192
 # Cells of a lattice (at least) and of a circle.
 FINE_CELLS = 288
 # Cells whose masses are summed at once when a draw finds its cell.
@@ -353,6 +355,7 @@ class RealLine(AbstractTilted):
 
     light_tails: bool = eqx.field(static=True, default=False)
     bounds: Float[AnyArray, "2 ..."] | None = None
+    least_cells: int = eqx.field(static=True, default=FORMER_CELLS)
 
     @classmethod
     def settings(cls, kind: AbstractKind, *, arcsinh: bool) -> dict[str, Any]:
@@ -362,7 +365,7 @@ class RealLine(AbstractTilted):
     def of(cls, columns: tuple[int, ...], scaling: Scaling, *, bumps: int, **settings: Any) -> "RealLine":
         ends = scaling.model_ends[:, list(columns)]
         bounds = np.clip(ends, -FAR_END, FAR_END) if np.any(np.isfinite(ends)) else None
-        return cls(columns, bumps, bounds=bounds, **settings)
+        return cls(columns, bumps, bounds=bounds, least_cells=CELLS, **settings)
 
     @property
     def corrections(self) -> int:
@@ -370,7 +373,7 @@ class RealLine(AbstractTilted):
 
     @property
     def cells(self) -> int:
-        return max(CELLS, CELLS_PER_BUMP * self.bumps)
+        return max(self.least_cells, CELLS_PER_BUMP * self.bumps)
 
     def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
         """Return the parameters of the laws."""
