@@ -8,17 +8,21 @@ and to a mixture of normals (ten columns). Draws have another count in every cal
 """
 
 import argparse
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
-from ledger import append
+from ledger import append, lines, paged
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.mixture import GaussianMixture
 
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Learned
 
-__all__ = ["main"]
+__all__ = ["main", "tabled"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 
 ROWS, TARGET_ROWS, COLUMNS, REPEATS = 5000, 1000, 10, 5
 
@@ -41,6 +45,28 @@ def table(rows: int) -> np.ndarray:
     for j in range(1, COLUMNS):
         z[:, j] = np.sin(z[:, j - 1]) + 0.3 * z[:, j] * (1.0 + 0.5 * np.tanh(z[:, j - 1]))
     return z
+
+
+CALLS = {
+    "predict": "`predict`, 1,000 rows",
+    "quantile": "`quantile`, 3 levels, 1,000 rows",
+    "conditional_scores": "`score_samples` of p(y \\| x), 1,000 rows",
+    "joint_scores": "`score_samples`, 5,000 rows of ten columns",
+    "draws": "`sample` of about 5,000 rows of ten columns",
+    "one_score": "`score_samples`, one row",
+    "one_prediction": "`predict`, one row",
+}
+PEERS = {"forest": "`predict` of a forest", "mixture": "scores of a mixture", "mixture_draws": "its draws"}
+
+
+def tabled(records: Iterable[str]) -> str:
+    """Return the newest record as a table."""
+    found = json.loads(list(records)[-1])
+    rows = ["| call | milliseconds | times its peer |", "|---|---|---|"]
+    for name, words in CALLS.items():
+        rows.append(f"| {words} | {1e3 * found['seconds'][name]:.1f} | {found['ratios'][name]:.2g} |")
+    rows += [f"| {words} | {1e3 * found['seconds'][name]:.1f} | 1 |" for name, words in PEERS.items()]
+    return "\n".join(rows) + f"\n\nCommit `{found['commit']}`, load {found['load']}.\n"
 
 
 def main() -> None:
@@ -75,6 +101,7 @@ def main() -> None:
         print(f"{name:20} {1e3 * value:9.1f} ms   {ratios[name]:8.2f} times {calls[name][1]}")
     if not few:
         append("inference", {"seconds": seconds | beside, "ratios": ratios, "rows": ROWS, "columns": COLUMNS})
+        PAGE.write_text(paged(PAGE.read_text(), "inference", tabled(lines("inference"))))
 
 
 if __name__ == "__main__":

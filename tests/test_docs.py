@@ -149,12 +149,20 @@ def test_no_record_was_made_by_code_that_was_not_committed():
     ]
 
 
-@pytest.mark.parametrize(("name", "page"), [("rows", "docs/many-rows.md"), ("joint", "docs/real-tables.md")])
-def test_the_costs_on_a_page_are_those_of_the_newest_records(name, page, monkeypatch):
+COSTS = [
+    ("rows", "docs/many-rows.md", '"nll": '),
+    ("joint", "docs/real-tables.md", '"nll": '),
+    ("fits", "docs/cost.md", '"seconds": '),
+    ("inference", "docs/cost.md", '"predict": '),
+]
+
+
+@pytest.mark.parametrize(("name", "page", "number"), COSTS)
+def test_the_costs_on_a_page_are_those_of_the_newest_records(name, page, number, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     benchmark, ledger = importlib.import_module(name), importlib.import_module("ledger")
     text, records = (ROOT / page).read_text(), ledger.lines(name)
     assert ledger.paged(text, name, benchmark.tabled(records)) == text
     newer = json.loads(records[-1])
-    changed = json.loads(json.dumps(newer).replace('"nll": ', '"nll": 77'))
+    changed = json.loads(json.dumps(newer).replace(number, f"{number}77"))
     assert ledger.paged(text, name, benchmark.tabled([*records, json.dumps(changed)])) != text

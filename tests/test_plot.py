@@ -15,8 +15,8 @@ from kexpfam import DDE, ConditionalKernelExpFamily, Judgement, Kernel, KernelEx
 from kexpfam.estimators import GaussianMixtureDensity
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
-from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.metrics import simultaneous_limits
 from kexpfam.plot.numbers import training_rows
 
 LENGTHSCALES = {1: 1.0, 2: 1.0, 4: [1.0, 1.0, np.inf, np.inf]}

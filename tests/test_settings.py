@@ -11,14 +11,16 @@ import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import GridSearchCV
 
+from kexpfam import DDE, KernelExpFamily
 from kexpfam.data.blocks import Rows
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.features import Features
 from kexpfam.fit.learned import Learned
+from kexpfam.fit.problem import SOLVERS, solver_from
 from kexpfam.fit.select import Search
 from kexpfam.integrate.nodes import Integration
 from kexpfam.judge.diagnosis import Judgement
-from kexpfam.settings import SettingsRecord, check_at_least, copy_changed_records
+from kexpfam.settings import SettingsRecord, at_least, check_at_least, copy_changed_records
 
 RECORDS = [Search, Learned, Integration, Features, Judgement, Distillation, Rows]
 
@@ -63,6 +65,38 @@ def test_every_record_clones_to_an_equal_one(record):
     assert second == first and second is not first and hash(second) == hash(first)
     assert repr(first) == f"{record.__name__}()"
     assert record(**first.get_params(deep=False)) == first
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_solvers_are_records(name):
+    solver = solver_from(name, conditional=False)
+    assert clone(solver) == solver
+    changed = "integral='grid'" if name == "exact" else ""
+    assert repr(solver) == f"{type(solver).__name__}({changed})"
+
+
+def test_a_grid_search_reaches_the_steps_of_a_solver():
+    model = KernelExpFamily(model="kernel", solver=DDE(steps=7))
+    changed = clone(model).set_params(solver__steps=5)
+    assert (changed.solver.steps, model.solver.steps) == (5, 7)
+
+
+class Bounded(SettingsRecord):
+    count: int = at_least(1, 4, whole=True)
+    rate: float = at_least(0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"count": 0}, "whole number of at least 1"), ({"rate": -1.0}, "rate must be at least 0")],
+)
+def test_a_field_has_its_own_bound(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Bounded(**wrong)
+    record = Bounded(count=2)
+    with pytest.raises(ValueError, match=message):
+        record.set_params(**wrong)
+    assert record == Bounded(count=2)
 
 
 def test_a_grid_search_reaches_nested_fields():

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import equinox as eqx
@@ -13,8 +13,32 @@ import numpy as np
 MOST_SHOWN = 80
 
 
+def at_least(least: float, default: Any, *, whole: bool = False, **options: Any) -> Any:
+    """Return a field of a settings record: a number, or a tuple of numbers, of at least ``least``."""
+    words = f"a whole number of at least {least}" if whole else f"at least {least}"
+    return _bounded(default, words, lambda value: value >= least and (not whole or _is_whole(value)), options)
+
+
+def above(low: float, default: Any, **options: Any) -> Any:
+    """Return a field of a settings record: a number, or a tuple of numbers, greater than ``low``."""
+    return _bounded(default, f"greater than {low:g}", lambda value: value > low, options)
+
+
+def between(low: float, high: float, default: Any, **options: Any) -> Any:
+    """Return a field of a settings record: a number, or a tuple of numbers, strictly between two bounds."""
+    return _bounded(default, f"between {low:g} and {high:g}", lambda value: low < value < high, options)
+
+
+def _bounded(default: Any, words: str, test: Callable[[Any], bool], options: dict[str, Any]) -> Any:
+    return eqx.field(default=default, metadata={"bound": (words, test)}, **options)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 class SettingsRecord(eqx.Module):
-    """Base class of settings records.
+    """Base class of settings records; it checks the bounds of its fields.
 
     A record is a frozen Equinox module: a pytree, usable as a static argument under ``jit``. Two records are
     equal if they have the same class and equal fields; arrays are compared by shape, type and content.
@@ -22,6 +46,14 @@ class SettingsRecord(eqx.Module):
     ``get_params`` and ``set_params`` follow scikit-learn, so that ``clone`` copies a record and
     ``GridSearchCV`` reaches a field of it as ``search__folds``. Only ``set_params`` changes a record.
     """
+
+    def __check_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            words, test = field.metadata.get("bound", ("", None))
+            value = getattr(self, field.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if test is not None and not all(np.ndim(number) == 0 and test(number) for number in numbers):
+                raise ValueError(f"{field.name} must be {words}, got {shown(value)}.")
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the fields by name; with ``deep``, also those of nested records as ``record__field``."""
@@ -93,14 +125,6 @@ def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
             raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
 
 
-def check_whole(record: eqx.Module, least: int, *names: str) -> None:
-    """Raise unless these fields of a record are whole numbers of at least ``least``."""
-    for name in names:
-        value = getattr(record, name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
-
-
 def check_positive(record: eqx.Module, *names: str) -> None:
     """Raise unless these fields of a record are non-empty sequences of positive numbers."""
     for name in names:
@@ -126,7 +150,8 @@ def _copy(record: Any) -> Any:
 def _differs(field: dataclasses.Field, value: Any) -> bool:
     if field.default_factory is not dataclasses.MISSING:
         return bool(_key(value) != _key(field.default_factory()))
-    return field.default is dataclasses.MISSING or bool(_key(value) != _key(field.default))
+    converted = field.metadata.get("converter", lambda default: default)
+    return field.default is dataclasses.MISSING or bool(_key(value) != _key(converted(field.default)))
 
 
 def _key(value: Any) -> Any:

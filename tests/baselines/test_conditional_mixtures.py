@@ -15,7 +15,6 @@ import kexpfam
 from kexpfam.baselines import mixture_density
 from kexpfam.baselines.grid_search import deal
 from kexpfam.baselines.kernel_density import (
-    BACKGROUND_WIDTH,
     ConditionalKernelDensity,
     LeastSquaresConditional,
     NeighbourDensity,
@@ -24,6 +23,7 @@ from kexpfam.baselines.kernel_density import (
 )
 from kexpfam.baselines.mixture_density import KernelWeights, NeighbourWeights
 from kexpfam.data.columns import TiesWarning
+from kexpfam.data.sample import Sample
 from kexpfam.integrate.nodes import choose_each
 
 ROWS = 60
@@ -77,7 +77,7 @@ def slow_density(name, model, data, x, t):
     else:
         weights = [np.exp(-((a - c) ** 2) / (2 * chosen["condition_width"] ** 2)) for c in u]
     terms = [w * scipy.stats.norm.pdf(z, c, chosen["width"]) for w, c in zip(weights, v, strict=True)]
-    wide = scipy.stats.norm.pdf(z, 0.0, BACKGROUND_WIDTH)
+    wide = scipy.stats.norm.pdf(z, 0.0, 4.0)
     return (0.999 * sum(terms) / sum(weights) + 0.001 * wide) / targets.std()
 
 
@@ -196,7 +196,7 @@ def test_far_inputs_and_targets_have_finite_log_densities(name, data, background
 
 def test_the_moments_of_least_squares_are_integrals(data):
     x, y = data[0][:8], data[1][:8, None]
-    H, h = ratio_moments(x, y, x[:3], y[:3], 0.6)
+    H, h = ratio_moments(Sample(y, x), Sample(y[:3], x[:3]), 0.6)
     basis = lambda j, a, t: np.exp(-((a - x[j, 0]) ** 2 + (t - y[j, 0]) ** 2) / (2 * 0.6**2))
     for j in range(3):
         assert h[j] == pytest.approx(
@@ -214,7 +214,7 @@ def test_the_moments_of_least_squares_are_integrals(data):
 
 def test_the_weights_minimise_the_least_squares_objective(data):
     x, y = data[0], data[1][:, None]
-    H, h = ratio_moments(x, y, x[:15], y[:15], 0.5)
+    H, h = ratio_moments(Sample(y, x), Sample(y[:15], x[:15]), 0.5)
     penalties = np.array([1e-3, 0.1, 10.0])
     clipped = ratio_weights(H, h, penalties)
     rng = np.random.default_rng(0)
@@ -237,7 +237,9 @@ def test_centres_that_no_row_is_near_have_equal_weights():
 @pytest.mark.slow
 def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
     x, y = ((part - part.mean(0)) / part.std(0) for part in (data[0], data[1][:, None]))
-    found = LeastSquaresConditional(width=0.4, background=0.01)._chosen(x, y, np.random.default_rng(1))[0]
+    found = LeastSquaresConditional(width=0.4, background=0.01)._chosen(
+        Sample(y, x), np.random.default_rng(1)
+    )[0]
     rng = np.random.default_rng(1)
     centres, fold = rng.permutation(ROWS)[:100], deal(ROWS, 5, rng)
     for column, penalty in enumerate(found.grids[1]):
@@ -245,11 +247,12 @@ def test_the_search_of_least_squares_is_that_of_fits_to_the_folds(data):
         for i in range(ROWS):
             rest = fold != fold[i]
             heights = ratio_weights(
-                *ratio_moments(x[rest], y[rest], x[centres], y[centres], 0.4), np.array([penalty])
+                *ratio_moments(Sample(y[rest], x[rest]), Sample(y[centres], x[centres]), 0.4),
+                np.array([penalty]),
             )[:, 0]
             w = heights * np.exp(-((x[i] - x[centres, 0]) ** 2) / (2 * 0.4**2))
             p = w @ scipy.stats.norm.pdf(y[i], y[centres, 0], 0.4) / w.sum()
-            total += np.log(0.99 * p + 0.01 * scipy.stats.norm.pdf(y[i, 0], 0.0, BACKGROUND_WIDTH))
+            total += np.log(0.99 * p + 0.01 * scipy.stats.norm.pdf(y[i, 0], 0.0, 4.0))
         assert found.losses[0, column] == pytest.approx(-total / ROWS, rel=1e-6)
 
 
@@ -265,7 +268,7 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
     )
     setting = "radius" if name == "neighbours" else "condition_width"
     model = KINDS[name](background=background, width=widths, **{setting: grid})
-    found = model._chosen(x, y, np.random.default_rng(2))[0]
+    found = model._chosen(Sample(y, x), np.random.default_rng(2))[0]
     fold = deal(ROWS, 5, np.random.default_rng(2))
     for i, s in enumerate(grid):
         for j, width in enumerate(widths):
@@ -274,9 +277,7 @@ def test_the_search_of_widths_is_that_of_fits_to_the_folds(name, data, backgroun
                 rest = fold != fold[row]
                 w = np.exp(make(x[rest], s).log_weights(x[[row]])[0])
                 p = w @ scipy.stats.norm.pdf(y[row], y[rest, 0], width) / w.sum()
-                total += np.log(
-                    (1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, BACKGROUND_WIDTH)
-                )
+                total += np.log((1 - background) * p + background * scipy.stats.norm.pdf(y[row, 0], 0.0, 4.0))
             assert found.losses[i, j] == pytest.approx(-total / ROWS, rel=1e-6)
 
 

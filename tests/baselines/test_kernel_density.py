@@ -17,6 +17,7 @@ from kexpfam.baselines import mixture_density
 from kexpfam.baselines.grid_search import GridSearch, deal
 from kexpfam.baselines.kernel_density import BANDWIDTHS, KernelDensity, held_out_losses
 from kexpfam.data.columns import TiesWarning
+from kexpfam.data.sample import Sample
 from kexpfam.datasets import two_moons
 from kexpfam.judge.diagnosis import verdict_of
 
@@ -55,7 +56,7 @@ def test_the_density_integrates_to_one(model, moons):
 def test_the_search_is_scikit_learns(moons):
     z, grid = (moons - moons.mean(0)) / moons.std(0), BANDWIDTHS[20:50:6]
     fold = deal(ROWS, 5, np.random.default_rng(3))
-    losses = held_out_losses(z, grid, fold, np.arange(ROWS))
+    losses = held_out_losses(Sample.unconditional(z), grid, fold, np.arange(ROWS))
     search = GridSearchCV(PlainKernelDensity(), {"bandwidth": grid}, cv=PredefinedSplit(fold)).fit(z)
     # scikit-learn's score is a sum over the rows of a fold, and all folds have the same size.
     np.testing.assert_allclose(losses, -search.cv_results_["mean_test_score"] * 5 / ROWS, rtol=1e-6)
@@ -63,9 +64,9 @@ def test_the_search_is_scikit_learns(moons):
 
 def test_the_search_does_not_depend_on_the_chunks(moons):
     fold = deal(ROWS, 5, np.random.default_rng(0))
-    losses = held_out_losses(moons, BANDWIDTHS[::10], fold, np.arange(ROWS))
+    losses = held_out_losses(Sample.unconditional(moons), BANDWIDTHS[::10], fold, np.arange(ROWS))
     with with_constants(mixture_density, CHUNK_NUMBERS=7 * ROWS):
-        again = held_out_losses(moons, BANDWIDTHS[::10], fold, np.arange(ROWS))
+        again = held_out_losses(Sample.unconditional(moons), BANDWIDTHS[::10], fold, np.arange(ROWS))
     np.testing.assert_allclose(losses, again, rtol=1e-12)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kexpfam.data.encoding import ColumnKindWarning, Columns, categorical, columns_of
+from kexpfam.data.encoding import ColumnKindWarning, TableSchema, categorical, columns_of
 from kexpfam.data.kinds import KINDS, Atom, Bounded, Category, Integer, Periodic, Positive, Real, as_kind
 from kexpfam.data.scaling import Scaling
 
@@ -112,7 +112,7 @@ def test_only_lengths_are_stretched():
     assert np.all(found[:, [4, 5, 7]] == 0.0)
 
 
-class TestColumns:
+class TestTableSchema:
     frame = pd.DataFrame(
         {
             "text": ["x", "y", None, "x"] * 6,
@@ -125,7 +125,7 @@ class TestColumns:
 
     def encoded(self, **wanted):
         cells = columns_of(self.frame)
-        columns = Columns.of(cells, list(self.frame.columns), wanted, categorical(self.frame))
+        columns = TableSchema.of(cells, list(self.frame.columns), wanted, categorical(self.frame))
         return columns, columns.encode(cells)
 
     def test_texts_booleans_and_categories_are_labels(self):
@@ -149,12 +149,12 @@ class TestColumns:
         assert columns.decode(values).dtype == object
 
     def test_whole_numbers_are_whole(self):
-        columns = Columns((Integer(), Integer(0)))
+        columns = TableSchema((Integer(), Integer(0)))
         assert columns.decode(np.array([[1.0, 2.0]])).dtype == int
         assert columns.decode(np.array([[1.5, 2.0]]), whole=False).tolist() == [[1.5, 2.0]]
 
     def test_a_label_that_was_not_there_is_named(self):
-        columns = Columns((Category(("a", "b")),), ("kind",))
+        columns = TableSchema((Category(("a", "b")),), ("kind",))
         with pytest.raises(ValueError, match="kind holds 'c'"):
             columns.encode([np.array(["a", "c"])])
         assert columns.encode([np.array(["a", "c"])], unknown=True).tolist() == [[0.0], [-1.0]]
@@ -165,26 +165,26 @@ class TestColumns:
     )
     def test_dates_are_refused_with_a_hint(self, column):
         with pytest.raises(ValueError, match="days since"):
-            Columns.of([column])
+            TableSchema.of([column])
 
     def test_names_of_rows_are_refused(self):
         with pytest.raises(ValueError, match="names rows"):
-            Columns.of([np.array([f"row {i}" for i in range(40)])])
+            TableSchema.of([np.array([f"row {i}" for i in range(40)])])
 
     def test_a_kind_for_no_column_is_refused(self):
         with pytest.raises(ValueError, match=r"no column 'ege'.*the columns are age"):
-            Columns.of([np.zeros(3)], ["age"], {"ege": "real"})
+            TableSchema.of([np.zeros(3)], ["age"], {"ege": "real"})
         with pytest.raises(ValueError, match="positions are 0 to 0"):
-            Columns.of([np.zeros(3)], None, {1: "real"})
+            TableSchema.of([np.zeros(3)], None, {1: "real"})
 
     def test_cells_outside_the_support_are_named(self):
         with pytest.raises(ValueError, match=r"column share holds 1\.5"):
-            Columns((Bounded(0, 1),), ("share",)).check(np.array([[0.5], [1.5]]))
+            TableSchema((Bounded(0, 1),), ("share",)).check(np.array([[0.5], [1.5]]))
 
     def test_counts_and_proportions_are_hinted_at_unless_a_kind_was_asked_for(self):
         rng = np.random.default_rng(0)
         values = np.column_stack([rng.poisson(2, 300), rng.uniform(size=300), rng.normal(size=300)])
-        columns = Columns.of(list(values.T), ["count", "share", "real"])
+        columns = TableSchema.of(list(values.T), ["count", "share", "real"])
         with pytest.warns(ColumnKindWarning) as caught:
             columns.hints(values, None)
         assert ["count hold few" in str(one.message) for one in caught] == [True, False]

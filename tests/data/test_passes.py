@@ -8,8 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
-from kexpfam.data.exchange import from_bytes, to_bytes
-from kexpfam.data.passes import Sums, _Sampling, run_pass, take_overview
+from kexpfam.data.passes import Overview, Sums, from_bytes, run_pass, take_overview, to_bytes
 
 SETTINGS = Rows(in_memory=100, block=37)
 
@@ -69,7 +68,7 @@ def test_summaries_of_parts_are_those_of_all(kind, count, values, tmp_path):
         take_overview(blocks, 40, seed=3),
         run_pass(blocks, Sums(numbers, blocks.page), stage="summing").total,
     )
-    glance, parts = _Sampling(40, 3, np.inf), Sums(numbers, blocks.page)
+    glance, parts = Overview(40, 3, np.inf), Sums(numbers, blocks.page)
     for rank in range(count):
         for summary in (glance, parts):
             own = summary.fresh()
@@ -79,7 +78,7 @@ def test_summaries_of_parts_are_those_of_all(kind, count, values, tmp_path):
     assert np.array_equal(parts.total, sums)
     assert np.allclose(sums, np.exp(values).sum(axis=0), rtol=1e-13)
     assert (glance.rows, parts.rows) == (500, 500)
-    assert np.array_equal(np.asarray(glance.sample()[0]), np.asarray(whole.sample[0]))
+    assert np.array_equal(np.asarray(glance.sample[0]), np.asarray(whole.sample[0]))
     assert np.array_equal(glance.low[0], values.min(axis=0))
 
 

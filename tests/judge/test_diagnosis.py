@@ -14,7 +14,7 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.fit.problem import Status
 from kexpfam.fit.stack import CandidateScore
 from kexpfam.judge.diagnosis import Judgement, Measurement, verdict_of
-from kexpfam.judge.measure import PASS_ROWS, diagnose, sampler_fit
+from kexpfam.judge.measure import PASS_ROWS, Evidence, diagnose, sampler_fit
 from kexpfam.model.density import Estimate, Inputs, Sampler, TiltedDensity
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
@@ -65,9 +65,8 @@ def diagnosis_of(shift=0.0, *, f_gap=0.0, status=Status.CONVERGED, error=0.0, **
     fitted = eqx.tree_at(lambda one: one.log_partition, fitted, estimate)
     settings = Judgement(draws=2000, certifying_draws=10, refine=0, **settings)
     certify = lambda *_, key: {"f_gap": f_gap}
-    return diagnose(
-        fitted, NOTHING, status={"kernel": status}, certify=certify, settings=settings, key=jr.key(0)
-    )
+    fields = {"status": {"kernel": status}, "certify": certify, "settings": settings, "key": jr.key(0)}
+    return diagnose(Evidence(density=fitted, training=NOTHING, **fields))
 
 
 # KL(q || p) is shift^2 / 2, and the effective share exp(-shift^2).
@@ -148,7 +147,9 @@ class Conditional(LawDensity):
 
 def test_rows_that_were_passed_are_not_asked_for_again():
     law = Conditional(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
-    judged = lambda *calibration: diagnose(law, NOTHING, calibration=calibration, key=jr.key(0))
+    judged = lambda *calibration: diagnose(
+        Evidence(density=law, training=NOTHING, calibration=calibration, key=jr.key(0))
+    )
     assert judged(Measurement("pit", np.linspace(0.0, 1.0, 5))).advice == ()
     assert judged().advice == (PASS_ROWS,) and judged().verdict == "good"
 
@@ -157,7 +158,8 @@ def test_candidates_and_facts_are_measurements():
     law = LawDensity(Gaussian(np.zeros(1), np.eye(1)), Scaling.plain(np.zeros((5, 1))))
     candidates = [CandidateScore("mixture", 0.7, -1.25, 0.1), CandidateScore("kernel", 0.3, np.nan, np.nan)]
     facts = {"mixture": {"components": 3.0, "loss": Estimate(1.0, 0.5, 10.0)}}
-    found = diagnose(law, NOTHING, candidates=candidates, facts=facts, key=jr.key(0))
+    evidence = Evidence(density=law, training=NOTHING, candidates=candidates, facts=facts, key=jr.key(0))
+    found = diagnose(evidence)
     assert (found.mixture_weight, found.mixture_score, found["mixture_score"].error) == (0.7, -1.25, 0.1)
     assert "kernel_score" not in found
     assert found.mixture_components == 3.0 and found["mixture_loss"].error == 0.5

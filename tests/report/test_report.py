@@ -10,7 +10,7 @@ import pytest
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity, KernelDensity
 from kexpfam.report import Page
 from kexpfam.report.page import Paragraph, Section, Table, drawn, fragment
-from kexpfam.report.trials import trial_blocks
+from kexpfam.report.sections import trial_blocks
 
 SECTIONS = ["What was measured", "Columns", "Calibration and coverage", "How to call it"]
 # Names as users have them: markup, entities, formulas of TeX that cannot be parsed, quotes, other scripts.

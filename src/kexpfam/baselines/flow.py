@@ -23,9 +23,6 @@ from kexpfam.model.measures import AbstractMeasure
 from kexpfam.paper.duals import spline_flow
 from kexpfam.progress import Listener
 
-# The splines are the identity beyond this many standard deviations.
-SPLINE_INTERVAL = 5.0
-
 
 class FlowShape(NamedTuple):
     """Sizes of a flow, from which flowjax builds its structure."""
@@ -34,6 +31,7 @@ class FlowShape(NamedTuple):
     layers: int
     width: int
     knots: int
+    interval: float = 5.0
 
 
 class FlowLosses(NamedTuple):
@@ -50,8 +48,9 @@ class FlowLaw(AbstractMeasure):
     shape: FlowShape
     arrays: list[np.ndarray]
 
+    @eqx.filter_jit
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
-        return _log_prob(self, x)
+        return self.flow().log_prob(x)
 
     def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         return self.flow().sample(key, (count,))
@@ -74,6 +73,8 @@ class SplineFlow(DensityEstimator):
     ----------
     n_layers, n_knots, width : int
         Autoregressive layers, knots of each spline, and width of the hidden layer that places them.
+    interval : float
+        The splines are the identity beyond this many standard deviations.
     learning_rate : float
         Of Adam.
     batch_size : int
@@ -98,6 +99,7 @@ class SplineFlow(DensityEstimator):
     n_layers: int = 4
     n_knots: int = 12
     width: int = 32
+    interval: float = 5.0
     learning_rate: float = 5e-3
     batch_size: int = 64
     max_epochs: int = 300
@@ -108,13 +110,14 @@ class SplineFlow(DensityEstimator):
     def _fit(self, X: np.ndarray, listener: Listener | None) -> Self:
         for name in ("n_layers", "n_knots", "width", "batch_size", "max_epochs", "patience"):
             whole(name, getattr(self, name), 1)
-        if not 0.0 < self.learning_rate < np.inf:
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate!r}.")
+        for name in ("interval", "learning_rate"):
+            if not 0.0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
         if not 0.0 < self.validation_share < 1.0:
             raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share!r}.")
         check_columns(X, self._names)
         scaling = Scaling.plain(X, weight=self._weight)
-        shape = FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots)
+        shape = FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots, float(self.interval))
         self._training = points = scaling.to_model(X)
         arrays, self.training_ = self._trained(shape, points, key_from(self.random_state))
         self.density_ = LawDensity(FlowLaw(shape, arrays), scaling)
@@ -157,17 +160,15 @@ class SplineFlow(DensityEstimator):
         best = int(np.argmin(validation))
         loss, epoch = float(validation[best]), f"{best + 1} of {len(validation)}"
         text = f"{loss:.4f} nats, {loss - train[best]:+.4f} to training"
-        level, meaning = (
-            "good" if finished else "fair",
-            "The validation loss may still fall: raise max_epochs.",
-        )
+        level = "good" if finished else "fair"
+        meaning = "The validation loss may still fall: raise max_epochs."
         kept = Measurement("kept_epoch", best + 1, label="kept epoch", text=epoch)
         held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
         return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
 
 
 def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
-    return spline_flow(*shape, SPLINE_INTERVAL, invert=True, key=key)
+    return spline_flow(*shape, invert=True, key=key)
 
 
 def _weighted_loss(
@@ -181,8 +182,3 @@ def _weighted_loss(
     import paramax  # comes with flowjax
 
     return -jnp.mean(weight * paramax.unwrap(eqx.combine(params, static)).log_prob(x))
-
-
-@eqx.filter_jit
-def _log_prob(law: FlowLaw, points: Float[AnyArray, "*n d"]) -> Float[Array, "*n"]:
-    return law.flow().log_prob(points)

@@ -26,9 +26,10 @@ from kexpfam.baselines.mixture_density import (
     standardised,
 )
 from kexpfam.data.columns import check_columns, check_targets
+from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling, constant_columns
-from kexpfam.data.weights import distinct_rows, part_of, weighted_mean
-from kexpfam.estimators.base import Seed, key_from, remembered, whole
+from kexpfam.data.weights import distinct_rows, weighted_mean
+from kexpfam.estimators.base import Seed, check_scale, key_from, remembered, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.integrate.nodes import seed_from
@@ -42,8 +43,6 @@ BANDWIDTHS = np.geomspace(0.01, 3.0, 60)
 RATIO_WIDTHS, RATIO_PENALTIES = np.logspace(-1.5, 1.5, 9), np.logspace(-3.0, 1.0, 9)
 # Default grids of the others: widths of y in standard deviations, of x in shares of the largest distance.
 WIDTHS, DISTANCE_SHARES = np.geomspace(0.01, 2.0, 24), np.geomspace(0.004, 1.0, 24)
-# The background's standard deviation, in those of the target.
-BACKGROUND_WIDTH = 4.0
 # Lower bound of held-out densities, so that their logarithms are finite.
 SMALLEST_DENSITY = np.finfo(float).tiny
 
@@ -100,10 +99,11 @@ class KernelDensity(DensityEstimator):
         scaling = Scaling.plain(X, weight=self._weight)
         self._training = points = scaling.to_model(X)
         fold, held = deal(len(points), folds, rng), rng.permutation(len(points))[:most]
-        losses = held_out_losses(points, bandwidths, fold, held, self._weight)
+        rows = Sample.unconditional(points, self._weight)
+        losses = held_out_losses(rows, bandwidths, fold, held)
         self.selection_ = GridSearch(("bandwidth",), (bandwidths,), losses)
         chosen = self.selection_.chosen["bandwidth"]
-        self.density_ = MixtureDensity.unconditional(points, self._weight, chosen, scaling)
+        self.density_ = MixtureDensity.unconditional(points, self._weight, (chosen, 0.0, 1.0), scaling)
         return self
 
     @remembered
@@ -113,24 +113,19 @@ class KernelDensity(DensityEstimator):
         return Diagnosis(self.selection_.measurements())
 
 
-def held_out_losses(
-    points: np.ndarray,
-    bandwidths: np.ndarray,
-    fold: np.ndarray,
-    held: np.ndarray,
-    weight: np.ndarray | None = None,
-) -> np.ndarray:
+def held_out_losses(rows: Sample, bandwidths: np.ndarray, fold: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return minus the mean log density of the rows ``held`` under the other folds, for each bandwidth."""
-    counts, total = counts_of(weight, len(points)), np.zeros(len(bandwidths))
-    for rows in (held[part] for part in chunks(len(held), len(points))):
-        other = fold[rows, None] != fold
-        squares = np.where(other, squared_distances(points[rows], points), np.inf)
+    points, total = rows.target, np.zeros(len(bandwidths))
+    counts = counts_of(rows.weight, len(rows))
+    for part in (held[part] for part in chunks(len(held), len(points))):
+        other = fold[part, None] != fold
+        squares = np.where(other, squared_distances(points[part], points), np.inf)
         nearest = squares.min(axis=1)
         beyond = squares - nearest[:, None]
         for i, bandwidth in enumerate(bandwidths):
             log_sums = np.log(np.exp(beyond * (-0.5 / bandwidth**2)) @ counts) - 0.5 * nearest / bandwidth**2
             log_density = log_sums - np.log(other @ counts) - log_volume(bandwidth, points.shape[1])
-            total[i] += counts[rows] @ log_density
+            total[i] += counts[part] @ log_density
     return -total / counts[held].sum()
 
 
@@ -142,26 +137,35 @@ class MixtureEstimator(ConditionalEstimator):
 
     width: ArrayLike | None = None
     background: float = 1e-3
+    background_width: float = 4.0
     folds: int = 5
     random_state: Seed = None
 
     @abc.abstractmethod
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
+    def _chosen(self, rows: Sample, rng: np.random.Generator) -> Chosen:
         """Return the search, the weights and the centres for standardised rows."""
 
     def _fit(self, X: np.ndarray, targets: np.ndarray, listener: Listener | None) -> Self:
         if not 0.0 <= self.background < 1.0:
             raise ValueError(f"background must be at least 0 and below 1, got {self.background!r}.")
+        check_scale("background_width", self.background_width, ())
         whole("folds", self.folds, 2)
         check_targets(X, targets, self._names, self._target_names)
         rng = np.random.default_rng(seed_from(key_from(self.random_state)))
         scaling, condition_scaling = (Scaling.plain(part, weight=self._weight) for part in (targets, X))
         varying = ~constant_columns(X)
-        x, y = standardised(condition_scaling, varying, X), scaling.to_model(targets)
-        self.selection_, weights, centres = self._chosen(x, y, rng)
-        widths = (self.selection_.chosen["width"], float(self.background), BACKGROUND_WIDTH)
+        conditions = standardised(condition_scaling, varying, X)
+        rows = Sample(scaling.to_model(targets), conditions, self._weight)
+        self.selection_, weights, centres = self._chosen(rows, rng)
+        widths = (self.selection_.chosen["width"], float(self.background), float(self.background_width))
         self.density_ = MixtureDensity(weights, centres, *widths, scaling, condition_scaling, varying)
         return self
+
+    def _with_background(self, log_density: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return log densities, (rows, settings), of the mixture with the background."""
+        width, share = float(self.background_width), float(self.background)
+        wide = -0.5 * np.sum(y**2, axis=1) / width**2 - log_volume(width, y.shape[1])
+        return np.logaddexp(np.log1p(-share) + log_density, safe_log(share) + wide[:, None])
 
     @remembered
     def diagnose(
@@ -198,8 +202,9 @@ class LeastSquaresConditional(MixtureEstimator):
     n_centres : int
         Number of training pairs, drawn at random, that carry a Gaussian.
     background : float
-        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0
-        is the published form.
+        Weight of a wide normal, a lower bound of the density far from all centres; 0 is the published form.
+    background_width : float
+        Standard deviation of that normal, in those of the target.
     folds : int
         Folds of the cross-validation.
     random_state : int, RandomState or None
@@ -225,44 +230,38 @@ class LeastSquaresConditional(MixtureEstimator):
     penalty: ArrayLike | None = None
     n_centres: int = 100
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
+    def _chosen(self, rows: Sample, rng: np.random.Generator) -> Chosen:
         widths = grid_of("width", self.width, RATIO_WIDTHS)
         penalties = grid_of("penalty", self.penalty, RATIO_PENALTIES)
-        centres = rng.permutation(distinct_rows(x, y))[: whole("n_centres", self.n_centres, 1)]
-        fold, losses = deal(len(x), self.folds, rng), np.zeros((len(widths), len(penalties)))
-        counts, at = counts_of(self._weight, len(x)), (x[centres], y[centres])
+        distinct = distinct_rows(rows.condition, rows.target)
+        centres = rows.rows(rng.permutation(distinct)[: whole("n_centres", self.n_centres, 1)])
+        fold, losses = deal(len(rows), self.folds, rng), np.zeros((len(widths), len(penalties)))
+        counts = counts_of(rows.weight, len(rows))
         for i, width in enumerate(widths):
             for held in (fold == k for k in range(self.folds)):
-                moments = ratio_moments(x[~held], y[~held], *at, width, part_of(self._weight, ~held))
-                heights = ratio_weights(*moments, penalties)
-                log_density = ratio_log_densities(heights, x[held], y[held], *at, width)
-                mixed = with_background(log_density, y[held], self.background)
+                heights = ratio_weights(*ratio_moments(rows.rows(~held), centres, width), penalties)
+                log_density = ratio_log_densities(heights, rows.rows(held), centres, width)
+                mixed = self._with_background(log_density, rows.target[held])
                 losses[i] -= counts[held] @ mixed / counts.sum()
         search = GridSearch(("width", "penalty"), (widths, penalties), losses)
         width, penalty = search.chosen["width"], search.chosen["penalty"]
-        heights = ratio_weights(*ratio_moments(x, y, *at, width, self._weight), np.array([penalty]))
-        return search, KernelWeights(x[centres], heights[:, 0], width), y[centres]
+        heights = ratio_weights(*ratio_moments(rows, centres, width), np.array([penalty]))
+        return search, KernelWeights(centres.condition, heights[:, 0], width), centres.target
 
 
-def ratio_moments(
-    x: np.ndarray,
-    y: np.ndarray,
-    x_centres: np.ndarray,
-    y_centres: np.ndarray,
-    width: float,
-    weight: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+def ratio_moments(rows: Sample, centres: Sample, width: float) -> tuple[np.ndarray, np.ndarray]:
     """Return H and h of LSCDE: weighted means over the rows.
 
     Two Gaussians at v_j and v_k have the integral ``(sqrt(pi) width)^p exp(-|v_j - v_k|^2 / (4 width^2))``
     over y.
     """
-    in_x = np.exp(-0.5 * squared_distances(x, x_centres) / width**2)
-    in_y = np.exp(-0.5 * squared_distances(y, y_centres) / width**2)
-    overlap = np.exp(-0.25 * squared_distances(y_centres, y_centres) / width**2)
-    counted, total = (in_x, len(x)) if weight is None else (in_x * weight[:, None], weight.sum())
-    H = (np.sqrt(np.pi) * width) ** y.shape[1] * overlap * (counted.T @ in_x) / total
-    return H, weighted_mean(in_x * in_y, weight)
+    in_x = np.exp(-0.5 * squared_distances(rows.condition, centres.condition) / width**2)
+    in_y = np.exp(-0.5 * squared_distances(rows.target, centres.target) / width**2)
+    overlap = np.exp(-0.25 * squared_distances(centres.target, centres.target) / width**2)
+    counts = counts_of(rows.weight, len(rows))
+    products = (in_x * counts[:, None]).T @ in_x
+    H = (np.sqrt(np.pi) * width) ** rows.target.shape[1] * overlap * products / counts.sum()
+    return H, weighted_mean(in_x * in_y, rows.weight)
 
 
 def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.ndarray:
@@ -275,27 +274,17 @@ def ratio_weights(H: np.ndarray, h: np.ndarray, penalties: np.ndarray) -> np.nda
     return np.where(np.any(weights > 0.0, axis=0), weights, 1.0)
 
 
-def ratio_log_densities(
-    heights: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    x_centres: np.ndarray,
-    y_centres: np.ndarray,
-    width: float,
-) -> np.ndarray:
+def ratio_log_densities(heights: np.ndarray, rows: Sample, centres: Sample, width: float) -> np.ndarray:
     """Return ``log p(y | x)`` of each row under each column of heights: the ratio, normalised over y."""
-    found = np.empty((len(x), heights.shape[1]))
-    for rows in chunks(len(x), heights.size):
-        in_x = safe_log(heights) - 0.5 * squared_distances(x[rows], x_centres)[:, :, None] / width**2
-        in_y = -0.5 * squared_distances(y[rows], y_centres)[:, :, None] / width**2
-        found[rows] = logsumexp(in_x + in_y, axis=1) - logsumexp(in_x, axis=1)
-    return found - log_volume(width, y.shape[1])
-
-
-def with_background(log_density: np.ndarray, y: np.ndarray, background: float) -> np.ndarray:
-    """Return log densities, (rows, settings), of the mixture with the background."""
-    wide = -0.5 * np.sum(y**2, axis=1) / BACKGROUND_WIDTH**2 - log_volume(BACKGROUND_WIDTH, y.shape[1])
-    return np.logaddexp(np.log1p(-background) + log_density, safe_log(background) + wide[:, None])
+    found = np.empty((len(rows), heights.shape[1]))
+    for part in chunks(len(rows), heights.size):
+        in_x, in_y = (
+            -0.5 * squared_distances(values[part], others)[:, :, None] / width**2
+            for values, others in ((rows.condition, centres.condition), (rows.target, centres.target))
+        )
+        in_x = safe_log(heights) + in_x
+        found[part] = logsumexp(in_x + in_y, axis=1) - logsumexp(in_x, axis=1)
+    return found - log_volume(width, rows.target.shape[1])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -307,31 +296,30 @@ class LocalEstimator(MixtureEstimator):
     held_out_rows: int = 2000
 
     @abc.abstractmethod
-    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
+    def _weights(self, rows: Sample, scale: float) -> AbstractWeights:
         """Return the weights of the training rows."""
 
-    def _chosen(self, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Chosen:
+    def _chosen(self, rows: Sample, rng: np.random.Generator) -> Chosen:
         """Return the search over scale and width, in which the other folds score each held-out row."""
+        x, y = rows.condition, rows.target
         # No two rows are further apart than this.
         furthest = 2.0 * float(np.linalg.norm(x, axis=1).max()) or 1.0
         grid = grid_of(self._scale, getattr(self, self._scale), furthest * DISTANCE_SHARES)
-        widths, candidates = (
-            grid_of("width", self.width, WIDTHS),
-            [self._weights(x, s) for s in grid.tolist()],
-        )
-        most, counts = whole("held_out_rows", self.held_out_rows, 1), counts_of(self._weight, len(x))
+        widths = grid_of("width", self.width, WIDTHS)
+        candidates = [self._weights(rows, scale) for scale in grid.tolist()]
+        most, counts = whole("held_out_rows", self.held_out_rows, 1), counts_of(rows.weight, len(x))
         fold, held = deal(len(x), self.folds, rng), rng.permutation(len(x))[:most]
         losses = np.zeros((len(grid), len(widths)))
-        for rows in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
-            squares = np.where(fold[rows, None] != fold, squared_distances(x[rows], x), np.inf)
+        for part in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
+            squares = np.where(fold[part, None] != fold, squared_distances(x[part], x), np.inf)
             log_weights = np.stack([weights.at_squares(squares) for weights in candidates], axis=1)
             masses = np.exp(log_weights - log_weights.max(axis=2, keepdims=True))
             masses /= masses.sum(axis=2, keepdims=True)
-            in_y = -0.5 * squared_distances(y[rows], y)[:, :, None] / widths**2
+            in_y = -0.5 * squared_distances(y[part], y)[:, :, None] / widths**2
             densities = masses @ np.exp(in_y - log_volume(widths, y.shape[1]))
-            log_density = np.log(np.maximum(densities, SMALLEST_DENSITY)).reshape(len(rows), -1)
-            mixed = with_background(log_density, y[rows], self.background)
-            losses -= (counts[rows] @ mixed).reshape(losses.shape) / counts[held].sum()
+            log_density = np.log(np.maximum(densities, SMALLEST_DENSITY)).reshape(len(part), -1)
+            mixed = self._with_background(log_density, y[part])
+            losses -= (counts[part] @ mixed).reshape(losses.shape) / counts[held].sum()
         search = GridSearch((self._scale, "width"), (grid, widths), losses)
         return search, candidates[search.place[0]], y
 
@@ -352,7 +340,7 @@ class NeighbourDensity(LocalEstimator):
         of the largest distance for None, one is chosen by cross-validation of the log likelihood.
     width : float, sequence of float or None
         :math:`\sigma`, in standard deviations of the target; likewise, of 24 values from 0.01 to 2.
-    background, folds, held_out_rows, random_state
+    background, background_width, folds, held_out_rows, random_state
         As in ``ConditionalKernelDensity``.
 
     Attributes
@@ -367,8 +355,8 @@ class NeighbourDensity(LocalEstimator):
 
     radius: ArrayLike | None = None
 
-    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
-        return NeighbourWeights(x, scale, self._weight)
+    def _weights(self, rows: Sample, scale: float) -> AbstractWeights:
+        return NeighbourWeights(rows.condition, scale, rows.weight)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -388,8 +376,9 @@ class ConditionalKernelDensity(LocalEstimator):
     width : float, sequence of float or None
         :math:`h_y`, in standard deviations of the target; likewise, of 24 values from 0.01 to 2.
     background : float
-        Weight of a normal 4 times as wide as the target, a lower bound of the density far from all centres; 0
-        is the published form.
+        Weight of a wide normal, a lower bound of the density far from all centres; 0 is the published form.
+    background_width : float
+        Standard deviation of that normal, in those of the target.
     folds : int
         Folds of the cross-validation.
     held_out_rows : int
@@ -409,5 +398,5 @@ class ConditionalKernelDensity(LocalEstimator):
 
     condition_width: ArrayLike | None = None
 
-    def _weights(self, x: np.ndarray, scale: float) -> AbstractWeights:
-        return KernelWeights(x, counts_of(self._weight, len(x)), scale)
+    def _weights(self, rows: Sample, scale: float) -> AbstractWeights:
+        return KernelWeights(rows.condition, counts_of(rows.weight, len(rows)), scale)

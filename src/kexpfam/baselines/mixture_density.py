@@ -123,18 +123,18 @@ class MixtureDensity(AbstractDensity):
     @classmethod
     def unconditional(
         cls,
-        centres: Float[np.ndarray, "m d"],
-        heights: Float[np.ndarray, " m"] | None,
-        width: float,
+        centres: np.ndarray,
+        heights: np.ndarray | None,
+        widths: tuple[float, float, float],
         scaling: Scaling,
-        background: float = 0.0,
-        background_width: float = 1.0,
     ) -> "MixtureDensity":
-        """Return the mixture with fixed weights, proportional to ``heights``; equal ones for None."""
+        """Return the mixture with fixed weights, proportional to ``heights``; equal ones for None.
+
+        ``widths`` are width, background and background width.
+        """
         empty = np.zeros((len(centres), 0))
         weights = KernelWeights(empty, counts_of(heights, len(centres)), 1.0)
-        mixture = (weights, centres, width, background, background_width)
-        return cls(*mixture, scaling, Scaling.plain(empty), np.zeros(0, bool))
+        return cls(weights, centres, *widths, scaling, Scaling.plain(empty), np.zeros(0, bool))
 
     @property
     def conditional(self) -> bool:
@@ -218,8 +218,9 @@ class MixtureDensity(AbstractDensity):
         if not self.conditional:
             raise TypeError("this density has no condition.")
         log_weights = self.weights.log_weights(standardised(self.condition_scaling, self.varying, x[None]))[0]
-        heights, wide = np.exp(log_weights - log_weights.max()), (self.background, self.background_width)
-        return MixtureDensity.unconditional(self.centres, heights, self.width, self.scaling, *wide)
+        heights = np.exp(log_weights - log_weights.max())
+        widths = self.width, self.background, self.background_width
+        return MixtureDensity.unconditional(self.centres, heights, widths, self.scaling)
 
     def _components(self) -> tuple[np.ndarray, np.ndarray]:
         """Return centres and widths; those of the background are last."""

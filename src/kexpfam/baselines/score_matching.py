@@ -47,7 +47,7 @@ from kexpfam.fit.problem import Problem, Solution, Status
 from kexpfam.integrate.nodes import Integration, seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
-from kexpfam.judge.measure import diagnose, measure_log_partition, measure_status, sampler_fit
+from kexpfam.judge.measure import Evidence, diagnose, measure_log_partition, measure_status, sampler_fit
 from kexpfam.model import measures
 from kexpfam.model.density import Inputs, Sampler, Tilt, TiltedDensity
 from kexpfam.model.kernels import Gaussian
@@ -377,15 +377,16 @@ class ConditionalScoreMatching(ConditionalEstimator):
         """
         check_is_fitted(self, "density_")
         key, settings = key_from(random_state), Judgement.of(settings)
-        return diagnose(
-            self.density_,
-            self._training,
-            self._weight,
+        found = Evidence(
+            density=self.density_,
+            training=self._training,
+            weight=self._weight,
             status={"kernel": self.solution_.status},
             calibration=self._calibration(X, y, settings=settings, key=key),
             settings=settings,
             key=key,
         )
+        return diagnose(found)
 
     def _check_settings(self, inputs: int, rows: int, columns: int) -> None:
         check_scale("base_width", self.base_width, ())

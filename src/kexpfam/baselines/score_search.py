@@ -292,9 +292,7 @@ class Walk:
             start = best
             for axis, (low, high) in moves:
                 for step in (stride * axis, -stride * axis):
-                    while np.all(low <= (place + step)[axis > 0]) and np.all(
-                        (place + step)[axis > 0] <= high
-                    ):
+                    while np.all((low <= place + step) & (place + step <= high) | (axis == 0.0)):
                         candidate = self.visit(place + step)
                         gains, weight = best[1] - candidate[1], self.sample.weight
                         least = self.search.least_gain + errors * standard_error(gains, weight)

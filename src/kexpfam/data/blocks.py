@@ -18,7 +18,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 
 from kexpfam.data.frames import arrow_table, layout_of
-from kexpfam.settings import SettingsRecord, check_whole
+from kexpfam.settings import SettingsRecord, at_least
 
 READ_ONCE = (
     "can be read only once, but a fit reads its rows several times. Pass a list of tables, an object with "
@@ -45,14 +45,9 @@ class Rows(SettingsRecord):
         Rows per block, where the source leaves the choice.
     """
 
-    in_memory: int = 100_000
-    kept: int = 2_000
-    block: int = 65_536
-
-    def __check_init__(self) -> None:
-        check_whole(self, 100, "in_memory")
-        check_whole(self, 10, "kept")
-        check_whole(self, 1, "block")
+    in_memory: int = at_least(100, 100_000, whole=True)
+    kept: int = at_least(10, 2_000, whole=True)
+    block: int = at_least(1, 65_536, whole=True)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.scaling import constant_columns
 from kexpfam.stacklevel import caller_level
 
-MANY_TIES, FEW_VALUES = 0.1, 0.9
 # Spreads below which a combination of standardised columns is constant: exactly, or up to rounding.
 EXACTLY_COLLINEAR, NEARLY_COLLINEAR = 1e-10, 1e-6
 # Columns whose coefficient in such a combination is below this share of the largest have no part in it.
@@ -48,7 +47,7 @@ def check_targets(
     _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
 
 
-def check_kinds(values: np.ndarray, columns: Columns) -> None:
+def check_kinds(values: np.ndarray, columns: TableSchema) -> None:
     """Raise for columns of several kinds that are constant, or whose spread is beyond double precision."""
     constant = np.zeros(len(columns.kinds), bool)
     for j, (kind, column) in enumerate(zip(columns.kinds, values.T, strict=True)):
@@ -102,13 +101,13 @@ def _named(mask: np.ndarray, names: Sequence[str] | None) -> str:
     return ", ".join(str(name) for name in np.asarray(np.arange(len(mask)) if names is None else names)[mask])
 
 
-def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
-    """Warn of repeated rows, on which a density can be made as high as one likes."""
+def _warn_of_ties(rows: np.ndarray, what: str, advice: str, many: float = 0.1, most: float = 0.9) -> None:
+    """Warn if more than the share ``many`` of the rows is repeated: densities are unbounded there."""
     distinct = len(np.unique(rows, axis=0))
     repeated = 1.0 - distinct / len(rows)
-    if repeated > MANY_TIES:
+    if repeated > many:
         kind = f"repeats in {repeated:.0%} of the rows"
-        if repeated > FEW_VALUES:
+        if repeated > most:
             kind = f"takes only {distinct} values"
         message = (
             f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score is "

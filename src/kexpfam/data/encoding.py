@@ -27,7 +27,7 @@ class ColumnKindWarning(UserWarning):
     """A column of real numbers has values typical of another kind."""
 
 
-class Columns(eqx.Module):
+class TableSchema(eqx.Module):
     """The names and kinds of the columns of a table, which encode cells as numbers and decode numbers."""
 
     kinds: tuple[AbstractKind, ...] = eqx.field(static=True)
@@ -39,7 +39,7 @@ class Columns(eqx.Module):
         names: Sequence[str] | None = None,
         wanted: Wanted = None,
         labelled: Collection[int] = (),
-    ) -> "Columns":
+    ) -> "TableSchema":
         """Return the requested kinds of columns, by name or position, and labels where cells are labels.
 
         ``labelled`` are the positions of columns of labels that are numbers.
@@ -47,7 +47,7 @@ class Columns(eqx.Module):
         asked = {j: Category() for j in labelled} | _by_position(wanted, len(columns), names)
         labels = [str(j) if names is None else repr(names[j]) for j in range(len(columns))]
         kinds = [_kind(asked.get(j), column, labels[j]) for j, column in enumerate(columns)]
-        return Columns(tuple(kinds), None if names is None else tuple(map(str, names)))
+        return TableSchema(tuple(kinds), None if names is None else tuple(map(str, names)))
 
     @property
     def shown(self) -> dict[str | int, AbstractKind]:

@@ -5,19 +5,24 @@ Summaries are merged; the result does not depend on the number of processes.
 """
 
 import abc
+import json
 import operator
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+import narwhals.stable.v2 as nw
 import numpy as np
+import safetensors.numpy
 
 from kexpfam import processes
 from kexpfam.data.blocks import RowBlocks, Step, as_parts, joined, numbers, part, partition, stepped
-from kexpfam.data.exchange import from_bytes, to_bytes
+from kexpfam.data.frames import layout_of
 from kexpfam.progress import Listener, Report
 
+# The forms in which ``to_bytes`` packs tables, beside the name of a library of frames.
+ARRAY, CELLS, SERIES = "array", "cells", ".series"
 # Standard deviations by which the bound on random numbers exceeds the expected one in ``take_overview``.
 MARGIN = 8.0
 
@@ -89,35 +94,26 @@ class Sums(Summary):
         self._pages[page] = self._pages[page] + found if page in self._pages else found
 
 
-class Overview(NamedTuple):
-    """The number of rows, a uniform sample in row order, and the range of each column.
-
-    There is one entry per table: features, targets and so on. Ranges are NaN for columns without numbers.
-    """
-
-    rows: int
-    sample: tuple[Any, ...]
-    low: tuple[np.ndarray, ...]
-    high: tuple[np.ndarray, ...]
-
-
-def take_overview(blocks: RowBlocks, most: int, *, seed: int, report: Listener | None = None) -> Overview:
+def take_overview(blocks: RowBlocks, most: int, *, seed: int, report: Listener | None = None) -> "Overview":
     """Return the overview of a table with a sample of at most ``most`` rows, after one pass.
 
     Memory is about twice ``most`` rows and one block.
     """
     total = blocks.rows
     bound = np.inf if total is None or total <= most else (most + MARGIN * (most**0.5 + 1.0)) / total
-    found = run_pass(blocks, _Sampling(most, seed, bound), stage="reading", report=report)
+    found = run_pass(blocks, Overview(most, seed, bound), stage="reading", report=report)
     if found.held < min(most, found.rows):  # probability 1e-15
-        found = run_pass(blocks, _Sampling(most, seed, np.inf), stage="reading", report=report)
+        found = run_pass(blocks, Overview(most, seed, np.inf), stage="reading", report=report)
     if not found.low:
         raise ValueError("there is no row of data.")
-    return Overview(found.rows, found.sample(), tuple(found.low), tuple(found.high))
+    return found
 
 
-class _Sampling(Summary):
-    """Ranges, and a uniform sample without replacement.
+class Overview(Summary):
+    """The number of rows, the range of each column, and a uniform sample without replacement, in row order.
+
+    Sample and ranges have one entry per table: features, targets and so on. Ranges are NaN for columns
+    without numbers.
 
     Every row has a random number that depends on its position; the rows of the smallest numbers are the
     sample. So the sample does not depend on the blocks or on the processes. Rows of numbers above ``bound``
@@ -130,8 +126,8 @@ class _Sampling(Summary):
         self._parts = list[tuple[Any, ...]]()
         self.low, self.high, self._first = list[np.ndarray](), list[np.ndarray](), 0
 
-    def fresh(self) -> "_Sampling":
-        return _Sampling(self._most, self._seed, self._bound)
+    def fresh(self) -> "Overview":
+        return Overview(self._most, self._seed, self._bound)
 
     @property
     def held(self) -> int:
@@ -153,6 +149,7 @@ class _Sampling(Summary):
             # Copies: a slice would keep the whole block alive.
             self._hold(drawn[small], start + small, tuple(part(table, small) for table in parts))
 
+    @property
     def sample(self) -> tuple[Any, ...]:
         """Return the sample in row order."""
         self._shrink()
@@ -280,3 +277,66 @@ def _summarised(summary: Summary, steps: tuple[Step, ...], block: Any, start: in
     own = summary.fresh()
     own.add_block(start, stepped(steps, block, start))
     return own.packed()
+
+
+def to_bytes(arrays: dict[str, np.ndarray], tables: tuple[Any, ...] = ()) -> bytes:
+    """Return named arrays of numbers, and tables, as bytes in formats that run no code.
+
+    Arrays are stored as safetensors, frames as Arrow streams, other cells as JSON.
+    """
+    packed = [_packed(table) for table in tables]
+    tensors = {f"array.{name}": np.array(values) for name, values in arrays.items()}
+    tensors |= {f"table.{k}": content for k, (_, content) in enumerate(packed)}
+    return safetensors.numpy.save(tensors, {"kinds": json.dumps([kind for kind, _ in packed])})
+
+
+def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
+    """Return the arrays and the tables that ``to_bytes`` has packed."""
+    tensors = safetensors.numpy.load(content)
+    size = int.from_bytes(content[:8], "little")
+    kinds = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["kinds"])
+    tables = tuple(_unpacked(kind, tensors.pop(f"table.{k}")) for k, kind in enumerate(kinds))
+    return {name.removeprefix("array."): values for name, values in tensors.items()}, tables
+
+
+def _packed(table: Any) -> tuple[str, np.ndarray]:
+    """Return the kind of a table and its content as an array."""
+    layout = layout_of(table)
+    if layout is not None:
+        return layout.backend + SERIES * layout.series, np.frombuffer(_arrow_stream(table), np.uint8)
+    values = np.asarray(table)
+    if values.dtype.kind in "biuf":
+        return ARRAY, np.array(values)
+    values = np.asarray(table, dtype=object)
+    plain = lambda cell: cell.item() if isinstance(cell, np.generic) else str(cell)
+    cells = json.dumps([values.shape, values.ravel().tolist()], default=plain)
+    return CELLS, np.frombuffer(cells.encode(), np.uint8)
+
+
+def _unpacked(kind: str, content: np.ndarray) -> Any:
+    if kind == ARRAY:
+        return content
+    if kind == CELLS:
+        shape, cells = json.loads(content.tobytes())
+        values = np.empty(len(cells), object)
+        values[:] = cells
+        return values.reshape(shape)
+    import pyarrow
+
+    table = pyarrow.ipc.open_stream(content.tobytes()).read_all()
+    frame = nw.from_arrow(table, backend=kind.removesuffix(SERIES))  # type: ignore[arg-type]
+    return (frame[frame.columns[0]] if kind.endswith(SERIES) else frame).to_native()
+
+
+def _arrow_stream(table: Any) -> bytes:
+    import pyarrow
+
+    wrapped = nw.from_native(table, eager_only=True, allow_series=True)
+    if isinstance(wrapped, nw.Series):
+        wrapped = wrapped.alias("" if wrapped.name is None else wrapped.name).to_frame()
+    # A frame of pandas stores its types in the metadata.
+    arrow = nw.maybe_reset_index(wrapped).to_arrow()
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, arrow.schema) as writer:
+        writer.write_table(arrow)
+    return sink.getvalue().to_pybytes()

@@ -44,24 +44,14 @@ class RawTable(NamedTuple):
 
     def numbers(self, name: str) -> np.ndarray:
         """Return the column as floats, NaN for missing values."""
-        column = self._column(name)
+        column = self.column(name)
         try:
             return np.array([np.nan if cell == MISSING else float(cell) for cell in column])
         except (TypeError, ValueError) as error:
             raise BenchmarkError(f"{self.source}: column {name!r} is not numeric ({error}).") from None
 
-    def codes(self, name: str, levels: tuple[str, ...]) -> np.ndarray:
-        """Return the position of each label among the levels, NaN for missing values."""
-        code_of = {MISSING: np.nan} | {level: float(code) for code, level in enumerate(levels)}
-        labels = [str(label) for label in self._column(name)]
-        unknown = sorted(set(labels) - set(code_of))
-        if unknown:
-            raise BenchmarkError(
-                f"{self.source}: column {name!r} has unknown labels {unknown}; expected {', '.join(levels)}."
-            )
-        return np.array([code_of[label] for label in labels])
-
-    def _column(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> np.ndarray:
+        """Return the column of this name."""
         if name not in self.columns:
             raise BenchmarkError(
                 f"{self.source}: no column {name!r}; its columns are {', '.join(self.columns)}."
@@ -74,13 +64,18 @@ Derivation = Callable[[RawTable], np.ndarray]
 
 @dataclass(frozen=True)
 class Coded:
-    """Labels as codes 0, 1, ... in the order of the levels, independent of the content of a file."""
+    """Labels as codes 0, 1, ... in the order of the levels, and NaN for missing values."""
 
     column: str
     levels: tuple[str, ...]
 
     def __call__(self, table: RawTable) -> np.ndarray:
-        return table.codes(self.column, self.levels)
+        code_of = {MISSING: np.nan} | {level: float(code) for code, level in enumerate(self.levels)}
+        labels = [str(label) for label in table.column(self.column)]
+        if unknown := sorted(set(labels) - set(code_of)):
+            wrong = f"{table.source}: column {self.column!r} has unknown labels {unknown}"
+            raise BenchmarkError(f"{wrong}; expected {', '.join(self.levels)}.")
+        return np.array([code_of[label] for label in labels])
 
 
 def signals_per_mile(table: RawTable) -> np.ndarray:

@@ -21,7 +21,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes, storage
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import merge_equal_rows
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
@@ -133,15 +133,15 @@ class Estimator(BaseEstimator, abc.ABC):
         return getattr(self, "column_names_", None)
 
     @property
-    def _columns(self) -> Columns:
+    def _columns(self) -> TableSchema:
         return self._codec.columns
 
     @property
-    def _target_columns(self) -> Columns | None:
+    def _target_columns(self) -> TableSchema | None:
         return None if self._target_codec is None else self._target_codec.columns
 
     @property
-    def _described(self) -> Columns:
+    def _described(self) -> TableSchema:
         """Return the columns of the density: those of y, or of X if there is no y."""
         return self._columns if self._target_codec is None else self._target_codec.columns
 

@@ -9,7 +9,7 @@ from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
-from kexpfam.data.encoding import Columns, categorical, columns_of
+from kexpfam.data.encoding import TableSchema, categorical, columns_of
 from kexpfam.data.frames import BACKENDS, Layout, as_table, framed, layout_of, row_name
 from kexpfam.data.kinds import as_kind
 
@@ -24,7 +24,7 @@ OUTPUTS = ("default", "numpy", *BACKENDS)
 class TableCodec(NamedTuple):
     """The columns of a table, and the frame that they came in, if any."""
 
-    columns: Columns
+    columns: TableSchema
     layout: Layout | None = None
 
     def decode(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
@@ -102,7 +102,7 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
         least = FEWEST_ROWS if reset else 1
         values = validate_data(estimator, X, dtype=np.float64, reset=reset, ensure_min_samples=least)
         if reset:
-            estimator._codec = TableCodec(Columns.of(list(values.T), names), layout)
+            estimator._codec = TableCodec(TableSchema.of(list(values.T), names), layout)
         return values
     if _only_numbers(X) and (kinds is None if reset else estimator._codec.columns.plain):
         values = validate_data(estimator, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=reset)
@@ -114,7 +114,7 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
         cells = columns_of(validate_data(estimator, table, reset=reset, **options))
         labelled = categorical(X)
     if reset:
-        estimator._codec = TableCodec(Columns.of(cells, names, kinds, labelled), layout)
+        estimator._codec = TableCodec(TableSchema.of(cells, names, kinds, labelled), layout)
     columns = estimator._codec.columns
     values = columns.encode(cells, unknown=not reset and not estimator.conditional)
     if reset:
@@ -142,7 +142,7 @@ def read_targets(
     check_consistent_length(rows, table)
     cells = columns_of(table if frame or table.ndim == 2 else table.reshape(-1, 1))
     if reset:
-        columns = Columns.of(cells, names, kinds_of_targets(kinds), categorical(y))
+        columns = TableSchema.of(cells, names, kinds_of_targets(kinds), categorical(y))
         estimator._target_codec = TableCodec(columns, layout)
     columns = estimator._target_codec.columns
     if len(cells) != len(columns.kinds):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -278,7 +278,7 @@ class ConditionalEstimator(Estimator):
         score = lambda values: self._log_density(self.density_, values, rows)
         quantile = lambda levels: self.density_.quantile(np.asarray(levels), rows)
         found = explain_target(quantile, score, targets, draws, coverage)
-        columns = Columns(self._target_codec.columns.kinds, tuple(self._target_names))
+        columns = TableSchema(self._target_codec.columns.kinds, tuple(self._target_names))
         backend = getattr(layout_of(X), "backend", "pyarrow")
         return Explanation(columns, targets, *found, self._p_values_or_nan(X, y), backend)
 

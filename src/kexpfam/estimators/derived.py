@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import as_table
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
@@ -73,7 +73,7 @@ class PartialDensity:
     def __init__(
         self,
         density: Any,
-        columns: Columns,
+        columns: TableSchema,
         given: np.ndarray,
         kept: Sequence[int],
         *,
@@ -147,8 +147,8 @@ class PartialDensity:
         return plot.plot_columns(draws[:, self.kept], None, self._own, self.names)
 
     @property
-    def _own(self) -> Columns:
-        return Columns(tuple(self.columns.kinds[j] for j in self.kept), tuple(self.names))
+    def _own(self) -> TableSchema:
+        return TableSchema(tuple(self.columns.kinds[j] for j in self.kept), tuple(self.names))
 
     def _read(self, X: Any) -> np.ndarray:
         if hasattr(X, "columns"):
@@ -168,7 +168,7 @@ class CompletedRows:
     ``effective_draws`` how many draws the completions of each row are worth."""
 
     def __init__(
-        self, density: Any, columns: Columns, values: np.ndarray, draws: int, random_state: Seed
+        self, density: Any, columns: TableSchema, values: np.ndarray, draws: int, random_state: Seed
     ) -> None:
         self.columns, self._key = columns, key_from(random_state)
         self._completions = completed(density, values, draws, key=self._key)
@@ -188,7 +188,7 @@ class CompletedRows:
         return self._completions.quantile(wanted, place)
 
 
-def position_of(column: Any, columns: Columns) -> int:
+def position_of(column: Any, columns: TableSchema) -> int:
     """Return the position of a column that is named, or given by its position."""
     shown = list(columns.shown)
     if column in shown:

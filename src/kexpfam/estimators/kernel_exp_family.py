@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.blocks import Rows
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.scaling import InputScaling
@@ -323,7 +323,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         row = np.full(len(self._columns.kinds), np.nan)
         for column, cell in known.items():
             place = position_of(column, self._columns)
-            one = Columns((self._columns.kinds[place],), (str(column),))
+            one = TableSchema((self._columns.kinds[place],), (str(column),))
             row[place] = one.encode([np.array([cell], object)])[0, 0]
             if not one.inside(row[place].reshape(1, 1))[0] or np.isnan(row[place]):
                 raise ValueError(f"{cell!r} is not a value of column {column!r}, which is {one.kinds[0]}.")

@@ -35,7 +35,7 @@ from kexpfam.fit.stack import CandidateScore, compete
 from kexpfam.fit.task import Candidate, Fitted, Keys, Splits, Task
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
-from kexpfam.judge.measure import diagnose
+from kexpfam.judge.measure import Evidence, diagnose
 from kexpfam.judge.novelty import Reference
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import scores
@@ -398,10 +398,10 @@ class KernelModel(Estimator):
         self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
     ) -> Diagnosis:
         fit = self._kernel_fit
-        return diagnose(
-            self.density_,
-            self._training,
-            self._weight,
+        found = Evidence(
+            density=self.density_,
+            training=self._training,
+            weight=self._weight,
             candidates=self.candidates_,
             status={"kernel": fit.solution.status} if fit is not None else {},
             facts={name: one.facts for name, one in self.fits_.items()},
@@ -410,6 +410,7 @@ class KernelModel(Estimator):
             settings=settings,
             key=key,
         )
+        return diagnose(found)
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kexpfam import storage
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import Layout, framed
 from kexpfam.judge.drift import Martingales, log_mean
 
@@ -25,7 +25,7 @@ class Explanation(NamedTuple):
     label, given the other cells of the row.
     """
 
-    columns: Columns
+    columns: TableSchema
     values: Float[np.ndarray, "n d"]
     surprise: Float[np.ndarray, "n d"]
     usual: Float[np.ndarray, "n d"]

@@ -23,7 +23,7 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
-from kexpfam.settings import check_at_least
+from kexpfam.settings import at_least
 
 # Nodes with less than this share of the largest probability are left out of a Hessian: rounding is larger.
 NEGLIGIBLE = 1e-8
@@ -306,14 +306,14 @@ class Convex(Solver):
 
     integral: Literal["auto", "grid"] = "auto"
     distillation: Distillation = Distillation()  # of the sampler, where there is no grid
-    integral_tolerance: float = 5e-3  # largest change of an integral (nats) on the finer grid
-    coarse_fineness: float = 0.5  # of the grid on which Newton's method finds its start
-    threaded_features: int = 600  # from here BLAS may use threads; on small matrices they wait for each other
+    integral_tolerance: float = at_least(0, 5e-3)  # largest change of an integral (nats) on the finer grid
+    coarse_fineness: float = at_least(0, 0.5)  # of the grid on which Newton's method finds its start
+    # From here BLAS may use threads; on small matrices they wait for each other.
+    threaded_features: int = at_least(0, 600)
 
     supports_conditions: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        check_at_least(self, 0, "integral_tolerance", "coarse_fineness", "threaded_features")
         if self.integral not in ("auto", "grid"):
             raise ValueError(f"integral must be 'auto' or 'grid', got {self.integral!r}.")
 

@@ -20,7 +20,7 @@ from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import choose_each, effective_share, importance_nodes, resample, seed_from
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.measures import AbstractMeasure, MixtureNetwork, Nodes, log_density_each, logsumexp
-from kexpfam.settings import SettingsRecord, check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 
 class Distillation(SettingsRecord):
@@ -46,27 +46,22 @@ class Distillation(SettingsRecord):
         Half of the conditions are moved towards another one by up to this share of the distance.
     """
 
-    components: int = 64
-    draws: int = 20_000
-    candidates: int = 60_000
-    rounds: int = 3
-    network_components: int = 16
-    width: int = 64
-    depth: int = 2
-    steps: int = 800
-    conditions: int = 2048
-    draws_per_condition: int = 8
-    nodes: int = 4096
-    good_share: float = 0.45
-    full_covariance_dims: int = 5
-    interpolation: float = 0.5
-    rate: float = 5e-3
-    batch_size: int = 512
-
-    def __check_init__(self) -> None:
-        shares = {"good_share", "full_covariance_dims", "interpolation", "rate"}
-        check_at_least(self, 1, *(name for name in self.__dataclass_fields__ if name not in shares))
-        check_at_least(self, 0, *shares)
+    components: int = at_least(1, 64)
+    draws: int = at_least(1, 20_000)
+    candidates: int = at_least(1, 60_000)
+    rounds: int = at_least(1, 3)
+    network_components: int = at_least(1, 16)
+    width: int = at_least(1, 64)
+    depth: int = at_least(1, 2)
+    steps: int = at_least(1, 800)
+    conditions: int = at_least(1, 2048)
+    draws_per_condition: int = at_least(1, 8)
+    nodes: int = at_least(1, 4096)
+    good_share: float = at_least(0, 0.45)
+    full_covariance_dims: int = at_least(0, 5)
+    interpolation: float = at_least(0, 0.5)
+    rate: float = at_least(0, 5e-3)
+    batch_size: int = at_least(1, 512)
 
 
 def distil(

@@ -8,7 +8,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.weights import distinct_rows
 from kexpfam.model.kernels import KERNELS
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
-from kexpfam.settings import SettingsRecord, check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 __all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centres"]
 
@@ -34,15 +34,14 @@ class Features(SettingsRecord):
         Features below this share of the strongest are left out.
     """
 
-    centres: int = 400
+    centres: int = at_least(1, 400)
     rank: int | None = None
     condition_rank: tuple[int, int] = (60, 150)
-    rows_per_feature: int = 20
-    target_rank: int = 20
+    rows_per_feature: int = at_least(1, 20)
+    target_rank: int = at_least(1, 20)
     floor: float = 1e-10
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "centres", "rows_per_feature", "target_rank")
         low, high = self.condition_rank
         if not 1 <= low <= high:
             raise ValueError(

@@ -24,22 +24,18 @@ from jaxtyping import Array, Float, Key, ScalarLike
 from kexpfam.data.sample import Sample
 from kexpfam.model.measures import logsumexp
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
-from kexpfam.settings import check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 
-class FStep(eqx.Module):
+class FStep(SettingsRecord):
     """Sizes of a step of f in the saddle point; all are static."""
 
-    rows: int = eqx.field(default=1024, static=True)  # rows of data, and draws of the sampler, at most
-    groups: int = eqx.field(default=128, static=True)  # groups of rows by condition, at most
-    metric_draws: int = eqx.field(default=512, static=True)  # draws that the metric is measured on
-    metric_every: int = eqx.field(default=5, static=True)  # steps between two measurements of the metric
-    metric_memory: float = eqx.field(default=4.0, static=True)  # measurements in its running mean
-    most_log_weight: float = eqx.field(default=3.0, static=True)  # of a draw, relative to the mean logarithm
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "rows", "groups", "metric_draws", "metric_every", "metric_memory")
-        check_at_least(self, 0, "most_log_weight")
+    rows: int = at_least(1, 1024, static=True)  # rows of data, and draws of the sampler, at most
+    groups: int = at_least(1, 128, static=True)  # groups of rows by condition, at most
+    metric_draws: int = at_least(1, 512, static=True)  # draws that the metric is measured on
+    metric_every: int = at_least(1, 5, static=True)  # steps between two measurements of the metric
+    metric_memory: float = at_least(1, 4.0, static=True)  # measurements in its running mean
+    most_log_weight: float = at_least(0, 3.0, static=True)  # of a draw, relative to the mean logarithm
 
 
 class Groups(NamedTuple):

@@ -17,6 +17,7 @@ from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
+from kexpfam.settings import SettingsRecord
 
 __all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "Watchers", "solver_from"]
 
@@ -130,7 +131,7 @@ class Watchers(TypedDict, total=False):
     checkpoint: Checkpoint | None
 
 
-class Solver(eqx.Module):
+class Solver(SettingsRecord):
     """A method to find f and a sampler: a record of its settings with the method ``solve``.
 
     ``supports_conditions`` is true if it solves for p(y | x). ``records`` names the series of its trace, one

@@ -20,25 +20,18 @@ from kexpfam.integrate.nodes import Integration, effective_share, importance_nod
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
-from kexpfam.settings import check_at_least
-
-# Fewest chains of refined draws.
-LEAST_CHAINS = 64
+from kexpfam.settings import SettingsRecord, above, at_least, between
 
 
-class HMC(eqx.Module):
+class HMC(SettingsRecord):
     """Settings of Hamiltonian Monte Carlo."""
 
-    leapfrog_steps: int = 6  # of a transition
-    target_acceptance: float = 0.8  # mean acceptance rate that the step size is tuned to
-    first_step_size: float = 0.05  # before tuning
-    tuning_steps: int = 40  # transitions that the step size is tuned on
-    tuning_chains: int = 200  # chains that it is tuned on, at most
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "leapfrog_steps", "tuning_steps", "tuning_chains")
-        if not (0.0 < self.target_acceptance < 1.0 and self.first_step_size > 0.0):
-            raise ValueError("target_acceptance must be between 0 and 1, and first_step_size positive.")
+    leapfrog_steps: int = at_least(1, 6)  # of a transition
+    target_acceptance: float = between(0, 1, 0.8)  # mean acceptance rate that the step size is tuned to
+    first_step_size: float = above(0, 0.05)  # before tuning
+    tuning_steps: int = at_least(1, 40)  # transitions that the step size is tuned on
+    tuning_chains: int = at_least(1, 200)  # chains that it is tuned on, at most
+    least_chains: int = at_least(1, 64)  # of refined draws
 
 
 def hmc_start(tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> HMCState:
@@ -185,7 +178,7 @@ def refine(
     """
     refine_key, rest_key = jr.split(key)
     # The number of chains is rounded up to a power of two, so that few programs are compiled.
-    rounded = lambda count: 1 << (max(count, LEAST_CHAINS) - 1).bit_length()
+    rounded = lambda count: 1 << (max(count, HMC().least_chains) - 1).bit_length()
     if not density.conditional or X is None:
         draws = refined(density.tilt, density.sampler, rounded(count), steps, key=refine_key)
         return density.in_data_units(draws[:count], key=rest_key)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
-from kexpfam.settings import SettingsRecord, check_whole
+from kexpfam.settings import SettingsRecord, above, at_least, between
 
 
 class Integration(SettingsRecord):
@@ -46,39 +46,28 @@ class Integration(SettingsRecord):
         Weighted draws per resampled draw, without and with conditions.
     """
 
-    cells: tuple[int, ...] = (800, 112, 44)
-    tail_cells: tuple[int, ...] = (40, 7, 3)
-    conditional_cells: tuple[int, ...] = (800, 67)
-    draws: int = 16384
-    partition_draws: int = 32768
-    finer: float = 1.4
-    smc_particles: int = 2000
-    smc_repeats: int = 4
-    smc_stages: int = 60
-    smc_moves: int = 5
-    smc_share: float = 0.7
+    cells: tuple[int, ...] = at_least(1, (800, 112, 44), whole=True)
+    tail_cells: tuple[int, ...] = at_least(1, (40, 7, 3), whole=True)
+    conditional_cells: tuple[int, ...] = at_least(1, (800, 67), whole=True)
+    draws: int = at_least(2, 16384, whole=True)
+    partition_draws: int = at_least(2, 32768, whole=True)
+    finer: float = above(1, 1.4)
+    smc_particles: int = at_least(2, 2000, whole=True)
+    smc_repeats: int = at_least(2, 4, whole=True)
+    smc_stages: int = at_least(2, 60, whole=True)
+    smc_moves: int = at_least(1, 5, whole=True)
+    smc_share: float = between(0, 1, 0.7)
     # The base has less than 1e-6 of its mass beyond five standard deviations.
-    base_spread: float = 5.0
-    data_margin: float = 0.15
-    resampling_share: float = 0.05
+    base_spread: float = above(0, 5.0)
+    data_margin: float = above(0, 0.15)
+    resampling_share: float = between(0, 1, 0.05)
     # With few candidates, the noise of their weights changes the proportions of the modes.
-    candidates_per_draw: int = 16
-    candidates_per_condition: int = 4
+    candidates_per_draw: int = at_least(1, 16, whole=True)
+    candidates_per_condition: int = at_least(1, 4, whole=True)
 
     def __check_init__(self) -> None:
-        for name in ("cells", "tail_cells", "conditional_cells"):
-            if not all(isinstance(count, int) and count >= 1 for count in getattr(self, name)):
-                raise ValueError(f"{name} must be whole numbers of at least 1, got {getattr(self, name)!r}.")
         if len(self.tail_cells) < max(len(self.cells), len(self.conditional_cells)):
             raise ValueError("tail_cells must have an entry for every entry of cells and conditional_cells.")
-        check_whole(self, 2, "draws", "partition_draws", "smc_particles", "smc_repeats", "smc_stages")
-        check_whole(self, 1, "smc_moves", "candidates_per_draw", "candidates_per_condition")
-        for name in ("smc_share", "resampling_share"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}.")
-        for name, bound in {"finer": 1.0, "base_spread": 0.0, "data_margin": 0.0}.items():
-            if not getattr(self, name) > bound:
-                raise ValueError(f"{name} must be greater than {bound:g}, got {getattr(self, name)!r}.")
 
     def grid_cells(self, *, conditional: bool) -> tuple[int, ...]:
         """Return the cells per coordinate of the grids, with or without conditions."""

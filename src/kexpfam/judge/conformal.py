@@ -20,8 +20,6 @@ from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, inside_central
 from kexpfam.stacklevel import caller_level
 
-# Folds of the held-out rows for the coverage of the repair on other rows.
-FOLDS = 10
 # Absolute slack of ranks, so that a level that is a multiple of 1 / (n + 1) is not rounded.
 ROUNDING = 1e-9
 
@@ -120,21 +118,24 @@ class Conformal(eqx.Module):
 
 
 def conformalise(
-    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, folds: int = 10, key: Key[Array, ""]
 ) -> Conformal:
-    """Return the repair of a conditional density by rows that it was not fitted to."""
+    """Return the repair of a conditional density by rows that it was not fitted to.
+
+    Its coverage on other rows is measured on ``folds`` parts of the rows, each repaired by the others.
+    """
     coverages = Judgement().coverages
     rank_key, fold_key = jr.split(key)
     ranks = density_ranks(density, X, targets, draws=draws, key=rank_key)
     levels = density.cdf(targets, X) if targets.shape[1] == 1 else None
     found = _repair(levels, ranks, draws)
-    parts = np.random.default_rng(seed_from(fold_key)).permutation(len(ranks)) % FOLDS
+    parts = np.random.default_rng(seed_from(fold_key)).permutation(len(ranks)) % folds
     before, after = (np.zeros((len(ranks), len(coverages))) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnboundedWarning)
         for j, coverage in enumerate(coverages):
             before[:, j] = _inside(levels, ranks, coverage, None)
-            for out in (parts == part for part in range(FOLDS)):
+            for out in (parts == part for part in range(folds)):
                 kept, own = (None if levels is None else levels[rows] for rows in (~out, out))
                 after[out, j] = _inside(own, ranks[out], coverage, _repair(kept, ranks[~out], draws))
     return eqx.tree_at(lambda c: (c.before, c.after), found, (before.mean(0), after.mean(0)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kexpfam.settings import SettingsRecord, check_at_least
+from kexpfam.settings import SettingsRecord, at_least, between
 
 VERDICTS = ("poor", "fair", "good")
 COLOURS = {"good": "#2e9e5b", "fair": "#c98a1b", "poor": "#d9534f"}
@@ -47,29 +47,21 @@ class Judgement(SettingsRecord):
         estimated from its ``neighbour_draws`` draws; in more dimensions neighbours are too far apart.
     """
 
-    draws: int = 4000
-    certifying_draws: int = 32768
-    refine: int = 5
-    good_sampler_kl: float = 0.1
-    good_f_gap: float = 0.02
-    good_normaliser_error: float = 0.05
-    good_effective_share: float = 0.3
-    poor: float = 5.0
-    suspicious_p_value: float = 0.01
-    pit_draws: int = 200
-    coverages: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95)
-    few_rows: int = 30
-    discrete_share: float = 0.5
-    neighbour_dims: int = 3
-    neighbour_draws: int = 20_000
-
-    def __check_init__(self) -> None:
-        least = {"draws": 10, "certifying_draws": 10, "poor": 1, "pit_draws": 1, "neighbour_draws": 10}
-        for name in self.__dataclass_fields__:
-            if name != "coverages":
-                check_at_least(self, least.get(name, 0), name)
-        if not all(0.0 < level < 1.0 for level in self.coverages):
-            raise ValueError(f"coverages must lie strictly between 0 and 1, got {self.coverages}.")
+    draws: int = at_least(10, 4000)
+    certifying_draws: int = at_least(10, 32768)
+    refine: int = at_least(0, 5)
+    good_sampler_kl: float = at_least(0, 0.1)
+    good_f_gap: float = at_least(0, 0.02)
+    good_normaliser_error: float = at_least(0, 0.05)
+    good_effective_share: float = at_least(0, 0.3)
+    poor: float = at_least(1, 5.0)
+    suspicious_p_value: float = at_least(0, 0.01)
+    pit_draws: int = at_least(1, 200)
+    coverages: tuple[float, ...] = between(0, 1, (0.5, 0.8, 0.9, 0.95))
+    few_rows: int = at_least(0, 30)
+    discrete_share: float = at_least(0, 0.5)
+    neighbour_dims: int = at_least(0, 3)
+    neighbour_draws: int = at_least(10, 20_000)
 
     @staticmethod
     def of(settings: Any) -> "Judgement":

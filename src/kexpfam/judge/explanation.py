@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from kexpfam.data.encoding import Columns
+from kexpfam.data.encoding import TableSchema
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.partial import completed
 
@@ -35,7 +35,7 @@ class Cells(NamedTuple):
 
 def explain_cells(
     density: Any,
-    columns: Columns,
+    columns: TableSchema,
     values: Float[np.ndarray, "n d"],
     score: Callable[[np.ndarray], np.ndarray],
     *,

@@ -5,8 +5,8 @@ import enum
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
@@ -30,20 +30,6 @@ Fact = float | Estimate
 Certify = Callable[..., Mapping[str, Fact]]
 
 
-@runtime_checkable
-class Scored(Protocol):
-    """A candidate: its name, its weight in the density and its mean held-out log density."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def score(self) -> float: ...
-    @property
-    def standard_error(self) -> float: ...
-
-
 class SamplerFit(NamedTuple):
     """KL(q || p_f) over training conditions, effective share of the draws, draws and their conditions."""
 
@@ -53,41 +39,9 @@ class SamplerFit(NamedTuple):
     conditions: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The arguments of ``diagnose``."""
-
-    density: AbstractDensity
-    training: np.ndarray
-    weight: np.ndarray | None
-    candidates: Sequence[Scored]
-    status: Mapping[str, enum.Enum]
-    facts: Mapping[str, Mapping[str, Fact]]
-    certify: Certify | None
-    calibration: Sequence[Measurement]
-    settings: Judgement
-    key: Key[Array, ""]
-
-    def parts(self, kind: type) -> list[Any]:
-        """Return the parts of the density of this class."""
-        parts = self.density.parts if isinstance(self.density, Stack) else (self.density,)
-        return [part for part in parts if isinstance(part, kind)]
-
-
-def diagnose(
-    density: AbstractDensity,
-    training: np.ndarray,
-    weight: np.ndarray | None = None,
-    *,
-    candidates: Sequence[Scored] = (),
-    status: Mapping[str, enum.Enum] | None = None,
-    facts: Mapping[str, Mapping[str, Fact]] | None = None,
-    certify: Certify | None = None,
-    calibration: Iterable[Measurement] = (),
-    settings: Judgement | None = None,
-    key: Key[Array, ""],
-) -> Diagnosis:
-    """Return the diagnosis of a fitted density.
+    """What a diagnosis is based on.
 
     Parameters
     ----------
@@ -102,11 +56,29 @@ def diagnose(
     certify : callable or None
         ``certify(density, log_partition, draws, conditions, key=)`` returns facts on the convex problem of
         the kernel model: ``f_gap``, ``primal``, ``dual`` and ``sampler_dual``.
-    calibration : iterable of Measurement
+    calibration : sequence of Measurement
         Measurements on held-out rows.
     """
-    known = (candidates, status or {}, facts or {}, certify, tuple(calibration), Judgement.of(settings), key)
-    found = Evidence(density, training, weight, *known)
+
+    density: AbstractDensity
+    training: np.ndarray
+    weight: np.ndarray | None = None
+    candidates: Sequence[Any] = ()
+    status: Mapping[str, enum.Enum] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, Fact]] = field(default_factory=dict)
+    certify: Certify | None = None
+    calibration: Sequence[Measurement] = ()
+    settings: Judgement = field(default_factory=Judgement)
+    key: Key[Array, ""]
+
+    def parts(self, kind: type) -> list[Any]:
+        """Return the parts of the density of this class."""
+        parts = self.density.parts if isinstance(self.density, Stack) else (self.density,)
+        return [part for part in parts if isinstance(part, kind)]
+
+
+def diagnose(found: Evidence) -> Diagnosis:
+    """Return the diagnosis of a fitted density."""
     return Diagnosis(one for measure in MEASURES for one in measure(found))
 
 

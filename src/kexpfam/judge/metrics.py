@@ -1,6 +1,9 @@
-"""Distances between samples, and densities estimated from draws."""
+"""Numbers from samples: distances, densities of draws, limits of counts and permutation importance."""
+
+from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float
 
 from kexpfam.model.density import Estimate
 from kexpfam.model.kernels import median_distance
@@ -60,3 +63,62 @@ def neighbour_log_density(points: np.ndarray, draws: np.ndarray, *, neighbours: 
     radius = cKDTree(draws).query(points, k=[neighbours])[0][:, 0]
     log_ball = 0.5 * dim * np.log(np.pi) - gammaln(0.5 * dim + 1.0)
     return digamma(neighbours) - np.log(len(draws)) - log_ball - dim * np.log(np.maximum(radius, 1e-300))
+
+
+def simultaneous_limits(
+    rows: int,
+    shares: Float[np.ndarray, " k"],
+    *,
+    cumulative: bool,
+    coverage: float = 0.95,
+    simulations: int = 4000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, " j"], Float[np.ndarray, " j"]]:
+    r"""Return the lower and upper limits that contain all counts at once with probability ``coverage``.
+
+    ``rows`` fall into bins with these shares, which sum to one. The counts are those of the bins or, if
+    cumulative, those of all bins up to each edge but the last: the empirical distribution function. Each
+    count has limits at the tails :math:`\gamma / 2` of its binomial distribution; simulation finds the
+    :math:`\gamma` of joint coverage (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32, 32).
+    """
+    from scipy.stats import binom  # slow to import
+
+    counts = np.random.default_rng(seed).multinomial(rows, shares, size=simulations)
+    if cumulative:
+        counts, shares = np.cumsum(counts, axis=1)[:, :-1], np.minimum(np.cumsum(shares)[:-1], 1.0)
+    smallest = np.ones(simulations)
+    for column, share in zip(counts.T, shares, strict=True):
+        values, where = np.unique(column, return_inverse=True)
+        tails = 2.0 * np.minimum(binom.cdf(values, rows, share), binom.sf(values - 1, rows, share))
+        smallest = np.minimum(smallest, tails[where])
+    # The relative slack keeps a count on the limit within it.
+    tail = 0.5 * np.quantile(smallest, 1.0 - coverage, method="lower") * (1.0 - 1e-9)
+    return np.maximum(binom.ppf(tail, rows, shares), 0.0), binom.ppf(1.0 - tail, rows, shares)
+
+
+def permutation_losses(
+    log_density: Callable[[np.ndarray], np.ndarray],
+    columns: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    repeats: int = 3,
+) -> list[Estimate]:
+    r"""Return :math:`E[\log p(r)] - E[\log p(r_{\pi j})]` (nats) for each column j, permuted over the rows.
+
+    ``log_density`` maps columns to a log density for each row. For a conditional density, with features as
+    columns, the loss is the information of a feature about the target; for a joint density, the dependence of
+    a column on the others. Rows that leave the support have the lowest finite log density of all rows, so
+    that their loss is a lower bound. The standard error is that of the mean over rows.
+    """
+    plain = log_density(columns)
+    shuffled = np.empty((columns.shape[1], repeats, len(columns)))
+    for j in range(columns.shape[1]):
+        for k in range(repeats):
+            other = columns.copy()
+            other[:, j] = rng.permutation(other[:, j])
+            shuffled[j, k] = log_density(other)
+    seen = np.concatenate([plain, shuffled.ravel()])
+    lowest = seen[np.isfinite(seen)].min(initial=0.0)
+    losses = np.maximum(plain, lowest) - np.maximum(shuffled, lowest).mean(axis=1)
+    rows = len(columns)
+    return [Estimate(float(one.mean()), float(one.std() / np.sqrt(rows)), float(rows)) for one in losses]

@@ -66,10 +66,11 @@ LOG_SCALES = (-7.0, 3.0)
 LIGHT_REACH, LIGHT_LOG_SCALE = 8.0, 0.0
 # Upper bound of the norm of a tilt in its RKHS: its peaks are as wide as a cell then.
 LARGEST_NORM = 25.0
-# Cells of a residual and per bump, at least: with more of them, log densities change by less than 1e-7.
-CELLS, CELLS_PER_BUMP = 128, 6
-# Cells of a residual in files that do not say how many.
-FORMER_CELLS = 192
+# Cells of a residual and per bump, at least: with twice as many, normalisers change by rounding alone. Draws
+# and distribution functions, which are linear within cells, need all of them.
+CELLS, CELLS_PER_BUMP = 192, 6
+# Cells of a normaliser, at least: with more of them it changes by less than 1e-7.
+NODES = 128
 # Cells of a lattice (at least) and of a circle.
 FINE_CELLS = 288
 # Cells whose masses are summed at once when a draw finds its cell.
@@ -355,7 +356,7 @@ class RealLine(AbstractTilted):
 
     light_tails: bool = eqx.field(static=True, default=False)
     bounds: Float[AnyArray, "2 ..."] | None = None
-    least_cells: int = eqx.field(static=True, default=FORMER_CELLS)
+    least_nodes: int = eqx.field(static=True, default=CELLS)  # files of older versions do not store it
 
     @classmethod
     def settings(cls, kind: AbstractKind, *, arcsinh: bool) -> dict[str, Any]:
@@ -365,7 +366,7 @@ class RealLine(AbstractTilted):
     def of(cls, columns: tuple[int, ...], scaling: Scaling, *, bumps: int, **settings: Any) -> "RealLine":
         ends = scaling.model_ends[:, list(columns)]
         bounds = np.clip(ends, -FAR_END, FAR_END) if np.any(np.isfinite(ends)) else None
-        return cls(columns, bumps, bounds=bounds, least_cells=CELLS, **settings)
+        return cls(columns, bumps, bounds=bounds, least_nodes=NODES, **settings)
 
     @property
     def corrections(self) -> int:
@@ -373,14 +374,19 @@ class RealLine(AbstractTilted):
 
     @property
     def cells(self) -> int:
-        return max(self.least_cells, CELLS_PER_BUMP * self.bumps)
+        return max(CELLS, CELLS_PER_BUMP * self.bumps)
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of cells that the normaliser needs."""
+        return max(self.least_nodes, CELLS_PER_BUMP * self.bumps)
 
     def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
         """Return the parameters of the laws."""
         return ConditionalParams.of(outputs, self.bounds, light_tails=self.light_tails, count=self.features)
 
     def log_density(self, outputs: AnyArray, z: AnyArray, cells: int | None) -> AnyArray:
-        return self.params(outputs).log_density(z, cells or self.cells)
+        return self.params(outputs).log_density(z, cells or self.nodes)
 
     def drawn(self, outputs: AnyArray, levels: AnyArray, cells: int | None) -> tuple[AnyArray, AnyArray]:
         return self.params(outputs).drawn(cells or self.cells, levels)

@@ -30,6 +30,8 @@ EIGENVALUE_FLOOR = 1e-10
 Weights = Float[AnyArray, " r"]
 Rows = Float[AnyArray, "b d"]
 Conditions = Float[AnyArray, "b p"]
+Values = Float[AnyArray, " b"]
+Scalar = float | Float[AnyArray, ""]
 
 
 class AbstractSpan(eqx.Module):
@@ -219,12 +221,7 @@ class AbstractFunctionSpace(eqx.Module):
 
     @abc.abstractmethod
     def stepped(
-        self,
-        f: Any,
-        shrinkage: float | Float[AnyArray, ""],
-        target: Rows,
-        condition: Conditions,
-        coefficients: Float[AnyArray, " b"],
+        self, f: Any, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> Any:
         """Return ``shrinkage * f + sum_b coefficients_b k(x_b, .)``: f after a functional gradient step."""
 
@@ -263,12 +260,7 @@ class FeatureSpace(AbstractFunctionSpace):
         return (f**2).sum()
 
     def stepped(
-        self,
-        f: Any,
-        shrinkage: float | Float[AnyArray, ""],
-        target: Rows,
-        condition: Conditions,
-        coefficients: Float[AnyArray, " b"],
+        self, f: Any, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> Any:
         # k(x, .) is the function whose weights are the features of x.
         return shrinkage * f + coefficients @ self.features(target, condition)

@@ -26,7 +26,7 @@ from kexpfam.model.density import Tilt
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper.iterates import Averaged
-from kexpfam.settings import check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 
 class AscentProblem(eqx.Module):
@@ -90,7 +90,7 @@ class ModelDraws(NamedTuple):
     acceptance: Float[Array, ""]
 
 
-class AbstractDrawing(eqx.Module):
+class AbstractDrawing(SettingsRecord):
     """A source of draws of the model."""
 
     @abc.abstractmethod
@@ -102,7 +102,7 @@ class AbstractDrawing(eqx.Module):
         """Return draws of the tilted density."""
 
 
-class NaturalAscent(eqx.Module):
+class NaturalAscent(SettingsRecord):
     r"""Stochastic natural gradients.
 
     .. math:: w \leftarrow w + \gamma_t (\widehat{Cov}_{p_f}[\phi] + \eta I)^{-1} \hat g.
@@ -117,10 +117,7 @@ class NaturalAscent(eqx.Module):
     trust: ScalarLike = eqx.field(default=0.5, converter=jnp.asarray)
     delay: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
     memory: ScalarLike = eqx.field(default=20.0, converter=jnp.asarray)
-    first_draws: int = eqx.field(default=8192, static=True)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 2, "first_draws")
+    first_draws: int = at_least(2, 8192, static=True)
 
     def init(
         self, problem: AscentProblem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]
@@ -164,18 +161,14 @@ class LikelihoodAscent(Solver):
     It has converged if the shortfall of f is below ``tolerance`` and its noise below ``most_noise`` nats.
     """
 
-    steps: int = 128
+    steps: int = at_least(0, 128)
     ascent: Any = None  # a NaturalAscent, Averaged or RandomIterate: the steps and the source of draws
     distillation: Distillation = Distillation()  # of the sampler, where there is no grid
-    tolerance: float = 0.01
-    most_noise: float = 0.1
-    judging_draws: int = 16384  # importance draws that the shortfall is measured on
+    tolerance: float = at_least(0, 0.01)
+    most_noise: float = at_least(0, 0.1)
+    judging_draws: int = at_least(2, 16384)  # importance draws that the shortfall is measured on
 
     records: ClassVar[tuple[str, ...]] = AscentHealth._fields
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 0, "steps", "tolerance", "most_noise")
-        check_at_least(self, 2, "judging_draws")
 
     @abc.abstractmethod
     def default_ascent(self) -> Any:
@@ -224,15 +217,11 @@ class Chains(AbstractDrawing):
     """
 
     persistent: bool = eqx.field(default=True, static=True)
-    count: int = eqx.field(default=256, static=True)
-    transitions: int = eqx.field(default=4, static=True)
+    count: int = at_least(1, 256, static=True)
+    transitions: int = at_least(1, 4, static=True)
     jumps: bool = eqx.field(default=True, static=True)
-    adaptation: float = eqx.field(default=0.3, static=True)
+    adaptation: float = at_least(0, 0.3, static=True)
     hmc: HMC = HMC()
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "count", "transitions")
-        check_at_least(self, 0, "adaptation")
 
     def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> ChainStates:
         step_size = jnp.asarray(self.hmc.first_step_size, problem.mean_feature.dtype)
@@ -286,11 +275,8 @@ class ContrastiveDivergence(LikelihoodAscent):
 class Annealing(AbstractDrawing):
     """Draws of the base, tempered to the model by sequential Monte Carlo; it has no state."""
 
-    particles: int = eqx.field(default=1024, static=True)
-    stages: int = eqx.field(default=40, static=True)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "particles", "stages")
+    particles: int = at_least(1, 1024, static=True)
+    stages: int = at_least(1, 40, static=True)
 
     def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> None:
         return None
@@ -305,7 +291,7 @@ class Annealing(AbstractDrawing):
 class AnnealedLikelihood(LikelihoodAscent):
     """Maximum likelihood by few, long natural-gradient steps with moments by annealed importance sampling."""
 
-    steps: int = 32
+    steps: int = at_least(0, 32)
 
     @property
     def uses_proposal(self) -> bool:

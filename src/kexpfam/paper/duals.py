@@ -134,19 +134,10 @@ class FlowDual(AbstractDual):
     flow: Any
 
     @classmethod
-    def draw(
-        cls,
-        dim: int,
-        *,
-        layers: int = 4,
-        width: int = 32,
-        knots: int = 8,
-        interval: float = 4.0,
-        key: Key[Array, ""],
-    ) -> "FlowDual":
-        """Return a flow near the standard normal, with splines on ``interval`` standard deviations."""
+    def draw(cls, dim: int, *, layers: int = 4, width: int = 32, key: Key[Array, ""]) -> "FlowDual":
+        """Return a flow near the standard normal, with splines on four standard deviations."""
         # Draws, which training needs, cost one pass; the density of other points costs one per coordinate.
-        return cls(spline_flow(dim, layers, width, knots, interval, invert=False, key=key))
+        return cls(spline_flow(dim, layers, width, knots=8, interval=4.0, invert=False, key=key))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow.log_prob(x)
@@ -218,14 +209,15 @@ class DynamicsDual(AbstractDual):
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         x = jnp.asarray(x)
-        values = jax.lax.map(self._log_density_at, x.reshape(-1, x.shape[-1]), batch_size=256)
-        return values.reshape(x.shape[:-1])
+        momenta = jnp.asarray(fixed_momenta(x.shape[-1], self.momenta), x.dtype)
 
-    def _log_density_at(self, x: Float[Array, " d"]) -> Float[Array, ""]:
-        momenta = jnp.asarray(fixed_momenta(x.size, self.momenta), x.dtype)
-        x0, v0 = self.leapfrog.back(jnp.broadcast_to(x, momenta.shape), momenta)
-        log_ratios = self.start.log_density(x0) + _log_normal(v0) - _log_normal(momenta)
-        return logsumexp(log_ratios) - jnp.log(len(momenta))
+        def at(point: Float[Array, " d"]) -> Float[Array, ""]:
+            x0, v0 = self.leapfrog.back(jnp.broadcast_to(point, momenta.shape), momenta)
+            log_ratios = self.start.log_density(x0) + _log_normal(v0) - _log_normal(momenta)
+            return logsumexp(log_ratios) - jnp.log(len(momenta))
+
+        values = jax.lax.map(at, x.reshape(-1, x.shape[-1]), batch_size=256)
+        return values.reshape(x.shape[:-1])
 
     def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
         start_key, momentum_key = jr.split(key)
@@ -288,10 +280,6 @@ def _gaussian(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
     return MixtureDual.of(Mixture.of(np.zeros(1), normal.mean[None], normal.cholesky[None]))
 
 
-def _particles(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
-    return MixtureDual.of(kernel_density(data, seed=seed_from(key)), only_weights=True)
-
-
 def _mixture(
     data: np.ndarray, tilt: Tilt, key: Key[Array, ""], *, most: int = 32, points_per_component: int = 5
 ) -> MixtureDual:
@@ -308,7 +296,9 @@ def _dynamics(
 
 # The registry of families: the initial dual from the data (in model units), the first f, and a key.
 FAMILIES: dict[str, Family] = {
-    "particles": _particles,
+    "particles": lambda data, tilt, key: MixtureDual.of(
+        kernel_density(data, seed=seed_from(key)), only_weights=True
+    ),
     "gaussian": _gaussian,
     "mixture": _mixture,
     "flow": lambda data, tilt, key: FlowDual.draw(data.shape[1], key=key),

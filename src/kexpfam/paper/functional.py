@@ -37,18 +37,18 @@ from kexpfam.model.spaces import (
     FeatureSpace,
     KernelSpan,
     RandomFeatures,
+    Rows,
+    Scalar,
+    Values,
     in_chunks,
     spread_rows,
 )
-from kexpfam.settings import check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 # Kernel values in memory at a time where an expansion is evaluated at many points.
 NUMBERS_PER_CHUNK = 8_000_000
 
-Scalar = float | Float[AnyArray, ""]
-Rows = Float[AnyArray, "b d"]
 Conditions = Float[AnyArray, "b p"] | None
-Values = Float[AnyArray, " b"]
 
 
 class Expansion(eqx.Module):
@@ -147,7 +147,7 @@ class FunctionalState(eqx.Module):
     step: Int[Array, ""]
 
 
-class FunctionalAscent(eqx.Module):
+class FunctionalAscent(SettingsRecord):
     r"""Settings of Algorithm 1: for each step of the transport, ``ascents`` steps of f and nu.
 
     The step sizes are :math:`\tau_k = \tau / \sqrt{1 + k / h}` for f and :math:`\rho_l = \rho / \sqrt{1 + l /
@@ -161,13 +161,10 @@ class FunctionalAscent(eqx.Module):
     transport_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)
     horizon: ScalarLike = eqx.field(default=100.0, converter=jnp.asarray)
     clip: ScalarLike = eqx.field(default=5.0, converter=jnp.asarray)
-    ascents: int = eqx.field(default=5, static=True)
-    batch_size: int = eqx.field(default=64, static=True)
-    width: int = eqx.field(default=64, static=True)
-    depth: int = eqx.field(default=3, static=True)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "ascents", "batch_size", "width", "depth")
+    ascents: int = at_least(1, 5, static=True)
+    batch_size: int = at_least(1, 64, static=True)
+    width: int = at_least(1, 64, static=True)
+    depth: int = at_least(1, 3, static=True)
 
     @classmethod
     def cold(cls) -> "FunctionalAscent":
@@ -282,12 +279,11 @@ class FunctionalGradient(FunctionalSolver):
     """
 
     budget: int | None = None
-    centres: int = 400
+    centres: int = at_least(1, 400)
 
     default_steps: ClassVar[tuple[int, int]] = (500, 50)
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "centres")
         fewest = 2 * self.used_ascent.batch_size
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
@@ -300,27 +296,17 @@ class FunctionalGradient(FunctionalSolver):
         weights, reference = self.start(problem, key=start_key)
         empty = jnp.zeros((0, problem.sample.target.shape[1])), jnp.zeros(0)
         terms = (span.centres, span.whitening @ weights) if self.warm_start else empty
-        f, nu = (Expansion.starting(*start, slots=self._slots) for start in (terms, empty))
+        ascent = self.used_ascent
+        slots = 2 * ascent.batch_size * ascent.ascents * max(self.step_count, 1)
+        slots = slots if self.budget is None else min(self.budget, slots)
+        f, nu = (Expansion.starting(*start, slots=slots) for start in (terms, empty))
         posed = saddle_problem(problem, reference, space)
         answer, outcome = self.players(posed, f, nu, init_key, run_key, **watchers)
-        found, projected, error = self._projected(problem, space, answer.f_weights, seed=seed_from(seed_key))
-        solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
-        return solution._replace(facts=solution.facts | {"projection_error": error})
-
-    @property
-    def _slots(self) -> int:
-        ascent = self.used_ascent
-        grown = 2 * ascent.batch_size * ascent.ascents * max(self.step_count, 1)
-        return grown if self.budget is None else min(self.budget, grown)
-
-    def _projected(
-        self, problem: Problem, space: Expansions, f: Expansion, *, seed: int
-    ) -> tuple[Problem, np.ndarray, float]:
-        """Return the problem on some of f's centres, f's weights there, and the largest error at the data."""
-        span, weights = space.projected(f, most=self.centres, seed=seed)
+        span, projected = space.projected(answer.f_weights, most=self.centres, seed=seed_from(seed_key))
         found, data = problem.within(FeatureSpace(Constant(), span)), np.asarray(problem.sample.target)
-        error = np.abs(space.values(f, data) - found.tilt(weights).values(data))
-        return found, weights, float(error.max())
+        error = np.abs(space.values(answer.f_weights, data) - found.tilt(projected).values(data)).max()
+        solution = self.finish(found, projected, answer.transport, reference, outcome, keys=keys)
+        return solution._replace(facts=solution.facts | {"projection_error": float(error)})
 
 
 class RandomFeatureGradient(FunctionalSolver):
@@ -331,12 +317,9 @@ class RandomFeatureGradient(FunctionalSolver):
     warm start 50.
     """
 
-    count: int = 300
+    count: int = at_least(1, 300)
 
     default_steps: ClassVar[tuple[int, int]] = (3000, 50)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "count")
 
     def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""

@@ -4,7 +4,6 @@ A step solver has ``init``, ``step``, ``schedule(step)`` (the relative size of a
 (the result of a run); its states have ``point`` and ``step``. A wrapper has the same methods.
 """
 
-import abc
 from typing import Any
 
 import equinox as eqx
@@ -44,7 +43,7 @@ class WrappedState(eqx.Module):
         return self.inner.step
 
 
-class AbstractIterate(eqx.Module):
+class Wrapper(eqx.Module):
     """A wrapper of a step solver with the same schedule."""
 
     solver: Any
@@ -52,10 +51,6 @@ class AbstractIterate(eqx.Module):
     def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the relative size of a step."""
         return self.solver.schedule(step)
-
-    @abc.abstractmethod
-    def answer(self, state: Any) -> Any:
-        """Return the result of a run."""
 
 
 class AveragedState(WrappedState):
@@ -65,7 +60,7 @@ class AveragedState(WrappedState):
     before: Mean
 
 
-class Averaged(AbstractIterate):
+class Averaged(Wrapper):
     """The f of the result is the mean of the iterates over the last half of the steps, or slightly more.
 
     After t steps, with 2^k the largest power of two up to t, the mean is over the steps after 2^(k-1):
@@ -98,7 +93,7 @@ class RandomState(WrappedState):
     total: Float[Array, ""]
 
 
-class RandomIterate(AbstractIterate):
+class RandomIterate(Wrapper):
     """The result is one iterate, drawn in proportion to its step size, as in the convergence theorem.
 
     The paper's weights ``2 rho - C rho^2`` are equal to these to first order in the step size rho; C is

@@ -30,7 +30,7 @@ from kexpfam.model.networks import ACTIVATIONS
 from kexpfam.model.spaces import AbstractSpan, Constant, FeatureSpace, NetworkSpan
 from kexpfam.paper.functional import spectral_features
 from kexpfam.progress import Listener
-from kexpfam.settings import check_at_least
+from kexpfam.settings import SettingsRecord, at_least
 
 NO_CONDITION = np.zeros((1, 0))
 
@@ -61,7 +61,7 @@ class LearningHealth(NamedTuple):
     value: Float[Array, ""]
 
 
-class Learning(eqx.Module):
+class Learning(SettingsRecord):
     r"""Adam on the penalised likelihood of features and weights,
 
     .. math::
@@ -73,12 +73,9 @@ class Learning(eqx.Module):
 
     rate: ScalarLike = eqx.field(default=3e-3, converter=jnp.asarray)
     decay: ScalarLike = eqx.field(default=0.0, converter=jnp.asarray)
-    batch_size: int = eqx.field(default=256, static=True)
-    nodes_per_batch: int = eqx.field(default=1024, static=True)
-    stages: int = eqx.field(default=8, static=True)
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "batch_size", "nodes_per_batch", "stages")
+    batch_size: int = at_least(1, 256, static=True)
+    nodes_per_batch: int = at_least(1, 1024, static=True)
+    stages: int = at_least(1, 8, static=True)
 
     def step(
         self, evidence: Evidence, state: AdamState, *, key: Key[Array, ""]
@@ -101,17 +98,6 @@ class Learning(eqx.Module):
         return state, LearningHealth(-value)
 
 
-class LearningOutcome(NamedTuple):
-    """The last run of learning, its gain on held-out rows (nats), and the trace of the first run.
-
-    The first run takes all steps; the best number of them may be 0.
-    """
-
-    run: Run
-    gain: float
-    trace: dict[str, np.ndarray]
-
-
 def learn(
     problem: Problem,
     span: AbstractSpan,
@@ -120,12 +106,12 @@ def learn(
     steps: int,
     key: Key[Array, ""],
     report: Listener | None,
-) -> LearningOutcome:
-    """Return the features after the number of steps with the best score on held-out rows.
+) -> tuple[Run, float]:
+    """Return the run with the best score on held-out rows, and the gain of its features there (nats).
 
     A first run learns from four fifths of the rows; at each of its stages f is optimised in the current
     features and scored on the other fifth, with the partition function on other nodes. A second run takes the
-    best number of steps on all rows.
+    best number of steps, which may be 0, on all rows. The trace is that of the first run, which takes all.
     """
     draws_key, nodes_key, check_key, seed_key, run_key = jr.split(key, 5)
     # Batches are draws, which lie where the mass is; most cells of a grid are nearly empty.
@@ -142,9 +128,9 @@ def learn(
     best = max(first.watched, key=lambda step: float(first.watched[step]))
     gain = float(first.watched[best] - first.watched["0"])
     if first.status is Status.INTERRUPTED:
-        return LearningOutcome(first, gain, first.trace)
+        return first, gain
     last = _learned(problem, span, learning, draws, steps=int(best), **options)
-    return LearningOutcome(last, gain, first.trace)
+    return last._replace(trace=first.trace), gain
 
 
 def held_out_score(
@@ -178,14 +164,11 @@ def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: No
 class LearnedFeatures(Solver):
     """Base class of the solvers with learned features; the number of steps is chosen on held-out rows."""
 
-    steps: int = 400  # at most
+    steps: int = at_least(1, 400)  # at most
     learning: Learning = Learning()
     distillation: Distillation = Distillation()  # of the sampler, where there is no grid
 
     records: ClassVar[tuple[str, ...]] = LearningHealth._fields
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "steps")
 
     @abc.abstractmethod
     def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
@@ -196,8 +179,8 @@ class LearnedFeatures(Solver):
         draw_key, solve_key = jr.split(key)
         learn_key, nodes_key, check_key, sampler_key = jr.split(solve_key, 4)
         span, report = self.initial_span(problem, key=draw_key), watchers.get("report")
-        learned = learn(problem, span, self.learning, steps=self.steps, key=learn_key, report=report)
-        problem = within(problem, learned.run.state.model.span)
+        learned, gain = learn(problem, span, self.learning, steps=self.steps, key=learn_key, report=report)
+        problem = within(problem, learned.state.model.span)
         nodes = problem.nodes(key=nodes_key)
         check = problem.nodes(fineness=problem.integration.finer, key=check_key)
         optimum = _optimum(problem, nodes)
@@ -206,12 +189,12 @@ class LearnedFeatures(Solver):
         facts = {
             "newton_decrement": optimum.decrement,
             "integral_error": float(abs(error)),
-            "learning_steps": float(learned.run.state.step),
-            "held_out_gain": learned.gain,
+            "learning_steps": float(learned.state.step),
+            "held_out_gain": gain,
         }
         status = Status.CONVERGED if optimum.converged else Status.RAN_ALL_STEPS
-        if learned.run.status in (Status.INTERRUPTED, Status.DIVERGED):
-            status = learned.run.status
+        if learned.status in (Status.INTERRUPTED, Status.DIVERGED):
+            status = learned.status
         sampler = best_sampler(problem, tilt, nodes, self.distillation, key=sampler_key)
         return Solution(tilt, sampler, status, learned.trace, facts)
 
@@ -224,10 +207,7 @@ class AdaptedFeatures(LearnedFeatures):
     the frequencies from overfitting.
     """
 
-    count: int = 64
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "count")
+    count: int = at_least(1, 64)
 
     def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
         """Return random features of the problem's kernel."""
@@ -242,14 +222,13 @@ class DeepNetwork(LearnedFeatures):
     ``learning.decay`` on all other weights.
     """
 
-    steps: int = 1000
+    steps: int = at_least(1, 1000)
     learning: Learning = Learning(decay=1e-4)
-    width: int = 64
-    depth: int = 2
+    width: int = at_least(1, 64)
+    depth: int = at_least(1, 2)
     activation: str = "silu"
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "width", "depth")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
 

@@ -30,7 +30,7 @@ from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan
 from kexpfam.paper.duals import AbstractDual, PathwiseDraws, stop_gradients
 from kexpfam.paper.functional import kernel_span
 from kexpfam.paper.singly_dual import DualSolver, DualState, divergence, dual_optimiser
-from kexpfam.settings import check_at_least
+from kexpfam.settings import at_least
 
 LEARNED = ("nothing", "lengthscales", "deep")
 
@@ -129,17 +129,16 @@ class MMDGAN(DualSolver):
     is learned: "nothing", "lengthscales" or "deep" (a network).
     """
 
-    steps: int = 2000
-    batch_size: int = eqx.field(default=2048, static=True)
+    steps: int = at_least(0, 2000)
+    batch_size: int = at_least(2, 2048, static=True)
     learn: str = "nothing"
     kernel_rate: ScalarLike = eqx.field(default=1e-3, converter=jnp.asarray)  # Adam's rate of the kernel
-    kernel_width: int = eqx.field(default=32, static=True)
-    kernel_depth: int = eqx.field(default=2, static=True)
+    kernel_width: int = at_least(1, 32, static=True)
+    kernel_depth: int = at_least(1, 2, static=True)
 
     records: ClassVar[tuple[str, ...]] = (*MatchingTerms._fields, "value")
 
     def __check_init__(self) -> None:
-        check_at_least(self, 1, "kernel_width", "kernel_depth")
         if self.family == "dynamics":
             raise ValueError("family='dynamics' needs an f to follow: use SinglyDual(family='dynamics').")
         if self.learn not in LEARNED:

@@ -17,7 +17,7 @@ from kexpfam.fit.distil import Distillation
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.model.measures import logsumexp
-from kexpfam.settings import check_at_least
+from kexpfam.settings import at_least, between
 
 # Rounding may leave a squared decrement of this size.
 ROUNDING = 1e-9
@@ -36,17 +36,11 @@ class Match(NamedTuple):
 class MomentMatching(Solver):
     """Newton's method for q on the simplex of a grid's nodes, along falling penalties."""
 
-    tolerance: float = 1e-13  # squared decrement (nats) at which Newton's method stops
-    steps: int = 100  # for each penalty, at most
-    rough_tolerance: float = 1e-2  # squared decrement at the penalties before the last
-    first_penalty: float = 1e-2
-    penalty_factor: float = 0.1  # from one penalty to the next
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 1, "steps")
-        check_at_least(self, 0, "tolerance", "rough_tolerance", "first_penalty")
-        if not 0.0 < self.penalty_factor < 1.0:
-            raise ValueError(f"penalty_factor must be between 0 and 1, got {self.penalty_factor}.")
+    tolerance: float = at_least(0, 1e-13)  # squared decrement (nats) at which Newton's method stops
+    steps: int = at_least(1, 100)  # for each penalty, at most
+    rough_tolerance: float = at_least(0, 1e-2)  # squared decrement at the penalties before the last
+    first_penalty: float = at_least(0, 1e-2)
+    penalty_factor: float = between(0, 1, 0.1)  # from one penalty to the next
 
     @property
     def grid_only(self) -> bool:

@@ -35,7 +35,7 @@ from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp
 from kexpfam.model.networks import Identity
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.paper.duals import FAMILIES, AbstractDual, DynamicsDual, PathwiseDraws, stop_gradients
-from kexpfam.settings import check_at_least
+from kexpfam.settings import at_least
 
 if TYPE_CHECKING:
     import optax
@@ -91,15 +91,13 @@ class DualSolver(Solver):
     """
 
     family: str | AbstractDual = "mixture"
-    steps: int = 1000
+    steps: int = at_least(0, 1000)
     rate: ScalarLike = eqx.field(default=1e-2, converter=jnp.asarray)  # Adam's rate of the family
-    batch_size: int = eqx.field(default=1024, static=True)
+    batch_size: int = at_least(2, 1024, static=True)
     polish: bool = False
-    judged_draws: int = eqx.field(default=4096, static=True)  # draws that KL(q || p_f) is measured on
+    judged_draws: int = at_least(2, 4096, static=True)  # draws that KL(q || p_f) is measured on
 
     def __check_init__(self) -> None:
-        check_at_least(self, 0, "steps")
-        check_at_least(self, 2, "batch_size", "judged_draws")
         if not isinstance(self.family, AbstractDual) and self.family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or a dual; got {self.family!r}.")
 
@@ -169,14 +167,10 @@ class SinglyDual(DualSolver):
 
     f_rate: ScalarLike = eqx.field(default=0.05, converter=jnp.asarray)
     lookahead: ScalarLike = eqx.field(default=0.2, converter=jnp.asarray)
-    response_draws: int = eqx.field(default=8192, static=True)
-    most_parameters: int = eqx.field(default=1000, static=True)
+    response_draws: int = at_least(2, 8192, static=True)
+    most_parameters: int = at_least(0, 1000, static=True)
 
     records: ClassVar[tuple[str, ...]] = (*SaddleTerms._fields, "value", "approximation_gap", "f_step")
-
-    def __check_init__(self) -> None:
-        check_at_least(self, 2, "response_draws")
-        check_at_least(self, 0, "most_parameters")
 
     def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f, the trained dual as the sampler, and their divergence."""
@@ -236,8 +230,8 @@ def family_response(
     problem: Problem,
     dual: AbstractDual,
     *,
-    draws: int = SinglyDual.response_draws,
-    most_parameters: int = SinglyDual.most_parameters,
+    draws: int = 8192,
+    most_parameters: int = 1000,
     fisher_floor: float = 1e-6,
     key: Key[Array, ""],
 ) -> np.ndarray:

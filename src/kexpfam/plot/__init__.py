@@ -11,13 +11,11 @@ from matplotlib.figure import Figure
 
 from kexpfam.estimators.base import Estimator
 from kexpfam.plot.calibration import plot_calibration, plot_pit, plot_reliability
+from kexpfam.plot.columns import plot_columns, plot_marginal, plot_pairs
 from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
-from kexpfam.plot.marginals import plot_columns, plot_marginal
 from kexpfam.plot.numbers import kinds_of
-from kexpfam.plot.pairs import plot_pairs
-from kexpfam.plot.ranking import plot_ranking
-from kexpfam.plot.steps import plot_snapshots, plot_trace
+from kexpfam.plot.series import plot_ranking, plot_snapshots, plot_trace
 from kexpfam.plot.uses import plot_explanation, plot_monitor
 
 __all__ = [

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.metrics import simultaneous_limits
 from kexpfam.plot.canvas import MODEL_COLOUR, panels
 
 BAND: dict[str, Any] = {"color": "black", "alpha": 0.12, "linewidth": 0}

@@ -15,10 +15,9 @@ from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.plot import canvas
 from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR, panels, target_names
+from kexpfam.plot.columns import name_levels, plot_marginal, plot_pairs
 from kexpfam.plot.densities import line
-from kexpfam.plot.marginals import name_levels, plot_marginal
 from kexpfam.plot.numbers import drawn, kinds_of, numbers_of, training_rows
-from kexpfam.plot.pairs import plot_pairs
 
 
 @canvas.bare_arrays()

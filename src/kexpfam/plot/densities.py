@@ -12,9 +12,8 @@ from kexpfam.estimators.base import Seed
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.plot import canvas
 from kexpfam.plot.canvas import MODEL_COLOUR, axis_limits, panels, some_rows
-from kexpfam.plot.marginals import histogram, plot_marginal
+from kexpfam.plot.columns import histogram, plot_marginal, plot_pairs
 from kexpfam.plot.numbers import drawn, kinds_of, numbers_of, training_rows
-from kexpfam.plot.pairs import plot_pairs
 
 F_TITLE = "learned f = log p - log p0 + log Z"
 

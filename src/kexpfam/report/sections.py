@@ -1,5 +1,6 @@
 """The sections of a report, each a function of its subject."""
 
+import itertools
 import warnings
 from typing import Any
 
@@ -9,20 +10,20 @@ from kexpfam import plot
 from kexpfam.data.columns import check_columns, check_targets
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.estimators.base import UncertainNormaliserWarning, warn_of_uncertain_normaliser
-from kexpfam.judge.bands import simultaneous_limits
 from kexpfam.judge.diagnosis import Judgement
+from kexpfam.judge.metrics import simultaneous_limits
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.plot.canvas import panels
 from kexpfam.plot.conditionals import cell
 from kexpfam.plot.numbers import training_rows
 from kexpfam.report.page import Block, Calls, Drawing, Figures, Paragraph, Section, Table, Verdict, drawn
 from kexpfam.report.subject import Subject
-from kexpfam.report.trials import trial_blocks
 
 # Most columns with a marginal plot, and most features with a plot of intervals.
 MOST_MARGINALS, MOST_BANDS = 24, 4
 # Rows of smallest p-value that are shown.
 MOST_UNUSUAL = 5
+OUTCOMES = ("score", "loss", "standard_error")
 WORDS = {
     "good": "All measurements of the density and its sampler are good.",
     "fair": "The density is usable; see the remarks below.",
@@ -300,3 +301,62 @@ def _warnings(subject: Subject) -> list[str]:
     known = normaliser is not None and normaliser.level == "poor"
     repeated = lambda one: known and issubclass(one.category, UncertainNormaliserWarning)
     return [str(one.message) for one in caught if not repeated(one)]
+
+
+def trial_blocks(selection: Any, *, most_shown: int = 8, most_listed: int = 200) -> list[Block]:
+    """Return the settings that all trials share, the best trials and the others; empty without a search."""
+    trials = _trials(selection)
+    if not trials:
+        return []
+    score = "score" if "score" in trials[0] else "loss"
+    trials.sort(key=lambda trial: -trial[score] if score == "score" else trial[score])
+    names = [name for name in trials[0] if name not in OUTCOMES]
+    shown = [{name: _value(trial[name]) for name in names} for trial in trials]
+    varied = [name for name in names if len({trial[name] for trial in shown}) > 1]
+    same = [name for name in names if name not in varied and shown[0][name]]
+    outcomes = [name for name in OUTCOMES if name in trials[0]]
+    rows = [
+        [*(text[name] for name in varied), *(trial[name] for name in outcomes)]
+        for text, trial in zip(shown, trials, strict=True)
+    ]
+    what = "a lower loss is better."
+    if score == "score":
+        what = "the score is the mean log density of held-out rows."
+    words = f"{len(rows):,} settings were tried, the best first; {what}"
+    if same:
+        words += f" All have {', '.join(f'{_words(name)} {shown[0][name]}' for name in same)}."
+    header = [_words(name) for name in (*varied, *outcomes)]
+    rest = Table(rows[most_shown:most_listed], header, summary=f"{len(rows) - most_shown} more")
+    return [Paragraph(words), Table(rows[:most_shown], header), rest]
+
+
+def _trials(selection: Any) -> list[dict[str, Any]]:
+    """Return each trial as its settings and its score or loss."""
+    if hasattr(selection, "grids"):
+        losses = np.asarray(selection.losses).ravel()
+        return [
+            dict(zip(selection.names, place, strict=True)) | {"loss": float(loss)}
+            for place, loss in zip(itertools.product(*selection.grids), losses, strict=True)
+        ]
+    found = []
+    for trial in getattr(selection, "trials", None) or ():
+        fields = trial._asdict()
+        settings = fields.pop("settings", None)
+        found.append(({} if settings is None else settings._asdict()) | fields)
+    return found
+
+
+def _value(value: Any) -> str:
+    """Return a setting as text: equal numbers once, at most six different ones."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    shown = [f"{number:.3g}" if np.isfinite(number) else "∞" for number in np.asarray(value, float).ravel()]
+    if len(set(shown)) == 1:
+        return shown[0]
+    return ", ".join(shown[:6]) + (", …" if len(shown) > 6 else "")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -9,40 +9,42 @@ from numpy.typing import ArrayLike
 
 from kexpfam.estimators.base import key_from
 from kexpfam.judge.diagnosis import Diagnosis
-from kexpfam.judge.permutation import permutation_losses
+from kexpfam.judge.metrics import permutation_losses
 from kexpfam.judge.pit import pit_measurements, region_levels
 from kexpfam.model.density import Estimate
 from kexpfam.plot.canvas import feature_names, some_rows, target_names
 from kexpfam.plot.numbers import Kinds, drawn, kinds_of, numbers_of, training_rows
 
-# Most rows that are scored, draws for plots, and draws per row for its rank.
-MOST_ROWS, DRAWS, RANKING_DRAWS = 1000, 10_000, 200
-
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and rows in model numbers; for a joint density X has no columns and Y has all."""
+    """A model and rows in model numbers; for a joint density X has no columns and Y has all.
+
+    ``given`` are the rows as they were given; it is empty for the training rows.
+    """
 
     model: Any
     X: np.ndarray
     Y: np.ndarray
     seed: int
-    # The rows as they were given; empty for the training rows.
     given: tuple[Any, ...] = ()
+    most_rows: int = 1000  # that are scored
+    ranking_draws: int = 200  # per row, for its rank
+    plot_draws: int = 10_000
 
     @classmethod
-    def of(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int) -> Self:
+    def of(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int, **sizes: int) -> Self:
         """Return the model with held-out rows, or with the training rows if X is None."""
         unseen = X is not None
         if not model.conditional:
             if y is not None:
                 raise ValueError("y is for conditional models: this one is a density of all columns of X.")
             (rows,) = numbers_of(model, X) if unseen else training_rows(model)
-            return cls(model, np.zeros((len(rows), 0)), rows, seed, (X,) if unseen else ())
+            return cls(model, np.zeros((len(rows), 0)), rows, seed, (X,) if unseen else (), **sizes)
         if unseen != (y is not None):
             raise ValueError("give both X and y of held-out rows, or neither to see the training rows.")
         rows, targets = numbers_of(model, X, y) if unseen else training_rows(model)
-        return cls(model, rows, targets, seed, (X, y) if unseen else ())
+        return cls(model, rows, targets, seed, (X, y) if unseen else (), **sizes)
 
     @property
     def unseen(self) -> bool:
@@ -81,8 +83,8 @@ class Evaluation:
         return "held-out rows" if self.unseen else "training rows"
 
     def some(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and targets of at most ``MOST_ROWS`` rows."""
-        both = some_rows(np.arange(len(self.Y)), MOST_ROWS)
+        """Return features and targets of at most ``most_rows`` rows."""
+        both = some_rows(np.arange(len(self.Y)), self.most_rows)
         return self.X[both], self.Y[both]
 
     def log_density(self, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
@@ -107,10 +109,11 @@ class Evaluation:
         X, Y = self.some()
         own, rng = self.log_density(X, Y), np.random.default_rng(self.seed)
         if not self.conditional:
-            others = self.log_density(X, self.drawn(X, MOST_ROWS))
+            others = self.log_density(X, self.drawn(X, self.most_rows))
             return region_levels(own, np.broadcast_to(others, (len(Y), len(others))), rng=rng)
-        others = self.log_density(np.repeat(X, RANKING_DRAWS, axis=0), self.drawn(X, RANKING_DRAWS))
-        return region_levels(own, others.reshape(len(X), RANKING_DRAWS), rng=rng)
+        count = self.ranking_draws
+        others = self.log_density(np.repeat(X, count, axis=0), self.drawn(X, count))
+        return region_levels(own, others.reshape(len(X), count), rng=rng)
 
 
 class Subject(Evaluation):
@@ -131,8 +134,8 @@ class Subject(Evaluation):
     @functools.cached_property
     def draws(self) -> np.ndarray:
         """Return draws under the conditions of the rows."""
-        shown = some_rows(self.X, DRAWS)
-        return self.drawn(shown, -(-DRAWS // len(shown)) if self.conditional else DRAWS)
+        shown, count = some_rows(self.X, self.plot_draws), self.plot_draws
+        return self.drawn(shown, -(-count // len(shown)) if self.conditional else count)
 
     @functools.cached_property
     def losses(self) -> dict[str, Estimate]:

@@ -1,0 +1,119 @@
+"""Seconds of default fits beside peers in the same run, and the mean log density of new rows.
+
+    python benchmarks/fits.py FOLDER            # FOLDER has uci/concrete.npz; prints and appends a record
+    python benchmarks/fits.py FOLDER --quick    # small tables, prints only
+
+Peers are a forest of 200 trees (p(y | x)), a search for the number of components of a mixture of normals, and
+a flow. A first fit of each compiles its programs and is not counted.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from inference import table
+from ledger import append
+from sklearn.ensemble import RandomForestRegressor
+
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.estimators import FlowDensity, GaussianMixtureDensity
+
+__all__ = ["main", "tabled"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
+
+
+def seconds(fit: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of a second fit, and what it fitted."""
+    fit()
+    start = time.perf_counter()
+    fitted = fit()
+    return time.perf_counter() - start, fitted
+
+
+def uci(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return training and test rows of the first split of a table."""
+    stored = np.load(folder / "uci" / f"{name}.npz")
+    rows, test = stored["data"].astype(float), stored["test_0"]
+    return np.delete(rows, test, axis=0), rows[test]
+
+
+def measured(peers: dict[str, Callable[[], Any]], test: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return the seconds of each fit, and the mean log density of the test rows where it has one."""
+    found: dict[str, dict[str, float]] = {}
+    for name, fit in peers.items():
+        spent, fitted = seconds(fit)
+        found[name] = {"seconds": round(spent, 2)}
+        if name == "kexpfam" and hasattr(fitted, "predict"):
+            found[name]["score"] = round(fitted.score(test[:, :-1], test[:, -1]), 3)
+        elif hasattr(fitted, "score_samples"):
+            found[name]["score"] = round(fitted.score(test), 3)
+        print(f"    {name:10} {found[name]}", flush=True)
+    return found
+
+
+def conditional(train: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """Return the fits of the last column given the others."""
+    X, y = train[:, :-1], train[:, -1]
+    return {
+        "kexpfam": lambda: ConditionalKernelExpFamily(random_state=0).fit(X, y),
+        "forest": lambda: RandomForestRegressor(200, n_jobs=-1, random_state=0).fit(X, y),
+    }
+
+
+def joint(train: np.ndarray, *, flow: bool) -> dict[str, Callable[[], Any]]:
+    """Return the fits of all columns."""
+    fits: dict[str, Callable[[], Any]] = {
+        "kexpfam": lambda: KernelExpFamily(random_state=0).fit(train),
+        "mixture": lambda: GaussianMixtureDensity(random_state=0).fit(train),
+    }
+    return fits | ({"flow": lambda: FlowDensity(random_state=0).fit(train)} if flow else {})
+
+
+def tabled(records: Iterable[str]) -> str:
+    """Return the newest record as a table."""
+    found = json.loads(list(records)[-1])
+    rows = ["| table | fit | seconds | ratio | log density of new rows |", "|---|---|---|---|---|"]
+    for name, fits in found["fits"].items():
+        for peer, one in fits.items():
+            ratio = fits["kexpfam"]["seconds"] / one["seconds"]
+            said = "" if peer == "kexpfam" else f"kexpfam takes {ratio:.2g} times as long"
+            rows.append(f"| {name} | {peer} | {one['seconds']:.1f} | {said} | {one.get('score', '')} |")
+    return "\n".join(rows) + f"\n\nCommit `{found['commit']}`, load {found['load']}.\n"
+
+
+def main() -> None:
+    """Measure all fits, print them and append a record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--quick", action="store_true", help="small tables, no record")
+    options = parser.parse_args()
+    few = options.quick
+    concrete, plant = uci(options.folder, "concrete"), uci(options.folder, "power-plant")
+    small, large = (200, 400) if few else (1000, 10_000)
+    whole = table(large + 2000)
+    cases = {
+        f"concrete ({len(concrete[0])} × 8 | 1)": (conditional(concrete[0]), concrete[1]),
+        f"{small} × 10": (joint(whole[:small], flow=False), whole[large:]),
+        f"{large} × 10": (joint(whole[:large], flow=not few), whole[large:]),
+        "power-plant (8,611 × 5)": (joint(plant[0][: 400 if few else None], flow=not few), plant[1]),
+    }
+    record = {}
+    for name, (fits, test) in cases.items():
+        print(name, flush=True)
+        record[name] = measured(fits, test)
+        own = record[name]["kexpfam"]["seconds"]
+        ratios = {
+            peer: round(own / one["seconds"], 2) for peer, one in record[name].items() if peer != "kexpfam"
+        }
+        print(f"    times      {ratios}", flush=True)
+    if not few:
+        append("fits", {"fits": record})
+
+
+if __name__ == "__main__":
+    main()
