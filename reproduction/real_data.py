@@ -4,6 +4,7 @@ Nothing is shipped and nothing is downloaded. The folder, which KEXPFAM_TABLES n
 
 - ``uci/NAME.npz``: ``data``, target last, and ``test_0``, ``test_1``, ..., the test rows of each split;
 - ``density/NAME.npz``: ``data``;
+- ``anomaly/NAME.npz``: ``X`` and ``y``, 1 for anomalies;
 - ``sbibm/TASK.npz``: ``observations`` and ``reference_posterior``, draws at each of them.
 """
 

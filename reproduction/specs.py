@@ -34,6 +34,7 @@ EXPERIMENTS = (
     "stationarity",
     "reach",
     "arrival",
+    "using",
 )
 
 Cell = dict[str, Any]

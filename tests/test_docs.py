@@ -18,7 +18,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SLOW_PAGES = (
     *("README.md", "docs/algorithms.md", "docs/conditional.md"),
     *("docs/dual-distributions.md", "docs/maximum-entropy.md", "docs/tutorial.md"),
-    *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md"),
+    *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md", "docs/using-a-density.md"),
 )
 # What a module needs that may not be there.
 OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.baselines.flow": "flowjax"}
@@ -137,6 +137,7 @@ def test_the_pages_are_the_rendering_of_the_records():
         "docs/algorithms.md",
     )
     names += ("docs/where-the-saddle-point-stands.md", "docs/decisions/0012-saddle-point.md")
+    names += ("docs/using-a-density.md",)
     for page in (ROOT / name for name in names):
         assert page.read_text() == pages.with_headlines(page.read_text(), records)
 

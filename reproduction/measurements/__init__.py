@@ -14,6 +14,7 @@ from reproduction.measurements.reach import reach
 from reproduction.measurements.real import joint, regression
 from reproduction.measurements.stationarity import stationarity
 from reproduction.measurements.synthetic import algorithm, density, dual, space
+from reproduction.measurements.using import anomaly, drift, novelty, planted
 from reproduction.records import Values
 from reproduction.specs import Cell
 
@@ -38,4 +39,8 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "stationarity": stationarity,
     "reach": reach,
     "arrival": arrival,
+    "novelty": novelty,
+    "anomaly": anomaly,
+    "planted": planted,
+    "drift": drift,
 }

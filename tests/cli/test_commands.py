@@ -111,6 +111,30 @@ def test_score_without_a_file_writes_to_standard_output(run, table, model):
     assert all(np.isfinite(float(line)) for line in lines[1:])
 
 
+def test_explain_writes_a_line_for_each_cell(run, table, model, tmp_path):
+    output = tmp_path / "cells.csv"
+    code, _, _ = run("explain", model, table, "-o", output)
+    assert code == 0
+    found = pd.read_csv(output)
+    assert list(found["row"]) == list(np.repeat(np.arange(ROWS), 2))
+    data = pd.read_csv(table)[["left", "right"]].to_numpy()
+    own = kexpfam.load(model).explain(data).surprise
+    np.testing.assert_allclose(found["surprise"], -np.sort(-own, axis=1).ravel(), rtol=1e-6)
+
+
+def test_monitor_goes_on_from_its_state_and_ends_with_one_after_an_alarm(run, table, model, tmp_path):
+    data = pd.read_csv(table)[["left", "right"]]
+    estimator = kexpfam.load(model).calibrate(data.to_numpy())
+    estimator.save(tmp_path / "calibrated.kexpfam")
+    state, figure = tmp_path / "state.kexpfam", tmp_path / "drift.png"
+    code, out, _ = run("monitor", tmp_path / "calibrated.kexpfam", table, "--state", state, "--json")
+    assert (code, json.loads(out)["rows"], json.loads(out)["alarm_row"]) == (0, ROWS, None)
+    pd.concat([data + 3.0] * 3).to_csv(tmp_path / "moved.csv", index=False)
+    arguments = (tmp_path / "calibrated.kexpfam", tmp_path / "moved.csv", "--state", state)
+    code, out, _ = run("monitor", *arguments, "--figure", figure)
+    assert code == 1 and "alarm at row" in out and figure.stat().st_size > 1000
+
+
 @pytest.fixture(scope="module")
 def expected(table, model):
     return kexpfam.load(model).score_samples(pd.read_csv(table)[["left", "right"]].to_numpy())

@@ -336,6 +336,12 @@ def check_in_region(case):
 
 
 def check_calibrate(case):
+    if not case.conditional:
+        model = copy.copy(case.model)
+        assert model.calibrate(case.rows[0] + 1e-3) is model
+        assert model._held_out_scores().rows == ROWS
+        assert model.calibrate(None)._calibrated is None
+        return
     x, y = case.rows[0] + 1e-3, case.rows[1] + 1e-3
     model = copy.copy(case.model)
     assert model.calibrate(x, y, draws=20) is model
@@ -343,6 +349,64 @@ def check_calibrate(case):
     assert not np.array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
     model.calibrate(None)
     np.testing.assert_array_equal(model.interval(x, 0.8), case.model.interval(x, 0.8))
+
+
+def calibrated(case):
+    """Return a copy with other rows to compare with: this fit selected nothing, and held out no rows."""
+    if case.conditional:
+        others = (case.rows[0] + 1e-3, case.rows[1] + 1e-3)
+        return copy.copy(case.model).calibrate(*others, draws=5)
+    return copy.copy(case.model).calibrate(case.rows[0] + 1e-3)
+
+
+def check_novelty(case):
+    model = calibrated(case)
+    p = model.novelty(*case.rows)
+    assert p.shape == (ROWS,) and p.min() >= 1.0 / (ROWS + 1) and p.max() <= 1.0
+    order = np.argsort(case.model.score_samples(*case.rows))
+    assert np.all(np.diff(p[order]) >= 0.0)
+    assert model.flag(*case.rows).dtype == bool
+
+
+def check_monitor(case):
+    monitor = calibrated(case).monitor()
+    assert monitor.update(*case.rows) is monitor.alarm and monitor.rows == ROWS
+    assert np.all(np.isfinite(monitor.log_evidence))
+
+
+def check_explain(case):
+    if case.conditional and np.ndim(case.rows[1]) > 1:
+        return
+    few = tuple(rows[:3] for rows in case.rows)
+    found = case.model.explain(*few, **({} if case.conditional else {"draws": 32}))
+    assert found.surprise.shape == found.usual.shape == (3, len(found.names))
+    assert np.all(found.lower <= found.upper) and np.all(np.isfinite(found.surprise))
+
+
+def check_copying(case):
+    found = case.model.copying(case.rows[0] + 1e-3)
+    assert 0.0 <= found.close <= 1.0 and found.membership == pytest.approx(0.5, abs=0.1)
+
+
+def check_dependence(case):
+    found = case.model.mutual_information(0, 1, rows=100, draws=64)
+    assert np.isfinite(found.value) and found.standard_error > 0.0
+    test = case.model.independence_test(case.rows[0], 0, 1, copies=9, draws=64)
+    assert 0.1 <= test.p_value <= 1.0 and test.copies.shape == (9,)
+
+
+def check_export(case, tmp_path):
+    pytest.importorskip("flatbuffers")
+    case.model.export(tmp_path / "model.bin")
+    function = jax.export.deserialize(bytearray((tmp_path / "model.bin").read_bytes()))
+    rows = [np.asarray(part, float).reshape(ROWS, -1) for part in case.rows]
+    np.testing.assert_allclose(function.call(*rows), case.model.score_samples(*case.rows), atol=1e-5)
+
+
+def check_update(case):
+    """A kernel model has no members to go on from; see test_update.py for those that have."""
+    with pytest.raises(ValueError, match="has none"):
+        case.model.update(*case.rows)
 
 
 def check_calibration(case):
@@ -438,6 +502,15 @@ CONTRACTS = {
     **dict.fromkeys(KERNEL_ATTRIBUTES, check_kernel_fit),
     "condition_lengthscale_": check_condition_lengthscale,
     "calibrate": check_calibrate,
+    "copying": check_copying,
+    "explain": check_explain,
+    "export": check_export,
+    "flag": check_novelty,
+    "independence_test": check_dependence,
+    "monitor": check_monitor,
+    "mutual_information": check_dependence,
+    "novelty": check_novelty,
+    "update": check_update,
     "conformal_": check_calibration,
     "cdf": check_cdf,
     "columns_": check_columns,

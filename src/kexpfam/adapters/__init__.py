@@ -1,7 +1,7 @@
 """Fitted models as objects of other libraries: one module per library, imported on demand.
 
-``scipy`` needs no further package; ``arviz``, ``mapie``, ``numpyro``, ``sbi`` and ``skpro`` are extras of
-their own.
+``scipy`` and ``outliers`` need no further package; ``arviz``, ``mapie``, ``numpyro``, ``sbi`` and ``skpro``
+are extras of their own.
 """
 
 from typing import Any

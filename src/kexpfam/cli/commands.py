@@ -1,4 +1,4 @@
-"""The commands: fit, score, sample, plot, diagnose, report, compare, reproduce.
+"""The commands: fit, score, sample, plot, diagnose, report, explain, monitor, compare, reproduce.
 
 Heavy modules are imported inside the commands, so that help is shown at once.
 """
@@ -298,6 +298,64 @@ def report(
     page = estimator.report(output, *held_out, random_state=seed)
     line = f"{page.title}: the fit is {estimator._diagnosis.verdict}; written to {output}"
     typer.echo(line, err=output == STANDARD_OUTPUT)
+
+
+@_command("explain model.kexpfam rows.csv", "explain model.kexpfam rows.csv --fdr 0.1 -o cells.csv")
+@reads_tables
+def explain(
+    model: Model,
+    data: Data,
+    reading: Any,
+    fdr: Annotated[float | None, Option(help="Unusual rows only, at this false discovery rate.")] = None,
+    output: TableFile = None,
+    seed: Seed = 0,
+) -> None:
+    """Write a p-value of each row, and how much each of its cells makes it unusual.
+
+    There is a line for each cell: the number of its row from 0, surprise, value, usual value and interval.
+    """
+    _check_output(output, model, data, table=True)
+    estimator = _load(model)
+    rows = inputs.model_rows(estimator, data, reading)
+    found = estimator.explain(*rows, random_state=seed).records()
+    if fdr is not None:
+        kept = estimator.flag(*rows, fdr=fdr)[found["row"]]
+        found = {name: column[kept] for name, column in found.items()}
+    results.write_rows(output, list(found), [list(found.values())])
+
+
+@_command(
+    "monitor model.kexpfam new.csv --state drift.kexpfam",
+    "monitor model.kexpfam new.csv --figure drift.png",
+)
+@reads_tables
+def monitor(
+    model: Model,
+    data: Data,
+    reading: Any,
+    state: Annotated[Path | None, Option(help="File with the state: continued if it exists.")] = None,
+    level: Annotated[float, Option(help="Probability of a false alarm.")] = 0.05,
+    figure: Annotated[Path | None, Option(help="A .png, .pdf or .svg file of the evidence.")] = None,
+    json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Test whether new rows differ from those of the fit; the exit code is 1 after an alarm."""
+    _check_output(figure, model, data)
+    _check_output(state, model, data)
+    estimator = _load(model)
+    known = state if state is not None and state.is_file() else None
+    found = estimator.monitor(level=level, state=known, random_state=seed)
+    for block in inputs.model_blocks(estimator, data, None, reading):
+        found.update(*block)
+    if state is not None:
+        found.save(state)
+    if figure is not None:
+        with written(figure) as file:
+            found.plot().savefig(file, format=figure.suffix[1:] or "png", dpi=150)
+    facts = {"rows": found.rows, "alarm_row": found.alarm_row, "drifted": found.drifted}
+    results.show(facts if json else str(found))
+    if found.alarm:
+        raise typer.Exit(1)
 
 
 @_command(

@@ -105,7 +105,7 @@ class TableSchema(eqx.Module):
                 raise ValueError(f"column {name} holds nothing but missing cells: leave it out.")
 
     def hints(self, values: np.ndarray, wanted: Wanted, *, setting: str = "columns") -> None:
-        """Warn of real columns with values typical of counts, proportions or amounts, unless "real" was asked.
+        """Warn of real columns with values typical of another kind, unless "real" was requested.
 
         ``setting`` is the name of the estimator's setting of kinds.
         """

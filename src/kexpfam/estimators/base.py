@@ -9,6 +9,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import jax.random as jr
@@ -25,10 +26,14 @@ from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import merge_equal_rows
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
-from kexpfam.estimators.messages import Seed, check_scale, one_of, shown, whole
+from kexpfam.estimators.messages import Seed, check_scale, check_share, one_of, shown, whole
+from kexpfam.estimators.uses import Monitor
+from kexpfam.files import written
 from kexpfam.interrupts import interruptible
 from kexpfam.jax_settings import check_fork, double_precision
 from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.drift import Martingales
+from kexpfam.judge.novelty import SIDES, Reference, discoveries
 from kexpfam.model.density import LARGE_ERROR, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity, scores
 from kexpfam.model.ensemble import Stack
@@ -69,9 +74,9 @@ def remembered(diagnose: Method) -> Method:
     def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
         plain = all(isinstance(one, int | SettingsRecord | None) for one in (*args, *kwargs.values()))
         asked = (args, kwargs) if plain else None
-        if self._diagnosis is None or asked is None or asked != self._diagnosis_of:
+        if self._diagnosis is None or asked is None or asked != self._diagnosed_with:
             self._diagnosis = diagnose(self, *args, **kwargs)
-            self._diagnosis_of = asked
+            self._diagnosed_with = asked
         return self._diagnosis
 
     return cast(Method, keeping)
@@ -115,14 +120,22 @@ class Estimator(BaseEstimator, abc.ABC):
     conditional: ClassVar[bool]
     _takes_kinds: ClassVar[bool] = False
     _stored: ClassVar[tuple[str, ...]] = ()
-    _shared: ClassVar[tuple[str, ...]] = ("_codec", "_target_codec", "_weight")
+    _shared: ClassVar[tuple[str, ...]] = (
+        "_codec",
+        "_target_codec",
+        "_weight",
+        "_reference",
+        "_calibrated",
+    )
     density_: Any
     _codec: Any
     _target_codec: TableCodec | None = None
     _training: np.ndarray
     _weight: np.ndarray | None = None
     _diagnosis: Diagnosis | None = None
-    _diagnosis_of: tuple[tuple, dict] | None = None
+    _reference: Reference | None = None  # held-out scores of the fit
+    _calibrated: Reference | None = None  # those of ``calibrate``
+    _diagnosed_with: tuple[tuple, dict] | None = None
 
     # Tables.
 
@@ -193,7 +206,7 @@ class Estimator(BaseEstimator, abc.ABC):
                     if listener is not None:
                         listener(one)
 
-                self._diagnosis = None
+                self._diagnosis = self._reference = self._calibrated = None
                 yield report
         except BaseException:
             self.__dict__.clear()
@@ -249,6 +262,82 @@ class Estimator(BaseEstimator, abc.ABC):
 
         return refined(density, count, refine, *X, key=key)
 
+    @abc.abstractmethod
+    def _scored_rows(self, X: Any, y: Any) -> tuple[np.ndarray, ...]:
+        """Return the targets of rows and, if there is one, their condition, as numbers."""
+
+    def novelty(self, X: ArrayLike, y: ArrayLike | None = None, *, side: str = "low") -> np.ndarray:
+        """Return a p-value of each row: small where its log density is lower than that of held-out rows.
+
+        The p-values are conformal: they compare a row with the rows that were held out within the fit, or
+        with those of ``calibrate`` if it was called. After ``calibrate``, at most a share t of exchangeable
+        rows has p-values of at most t, whatever the density; without it the bound is about 2 t. The smallest
+        value is ``1 / (rows + 1)``. ``side="both"`` also tests for rows that are too probable. A row with
+        missing cells is compared with all rows by the density of its other cells."""
+        check_is_fitted(self, "density_")
+        one_of("side", side, SIDES)
+        reference = self._held_out_scores()
+        targets, *conditions = self._scored_rows(X, y)
+        score = lambda density: self._log_density(density, targets, *conditions)
+        return reference.p_values(reference.part_scores(self.density_, score), side)
+
+    def flag(
+        self, X: ArrayLike, y: ArrayLike | None = None, *, fdr: float = 0.05, side: str = "low"
+    ) -> np.ndarray:
+        """Return which rows are unusual, such that at most this share of them are not, on average.
+
+        The procedure of Benjamini and Hochberg on the p-values of ``novelty``."""
+        check_share("fdr", fdr)
+        return discoveries(self.novelty(X, y, side=side), fdr)
+
+    def monitor(
+        self, *, level: float = 0.05, state: str | os.PathLike | None = None, random_state: int = 0
+    ) -> Monitor:
+        """Return a monitor of drift: ``update`` it with new rows, one or many at a time.
+
+        Without drift the alarm is raised with at most the probability ``level``, however many rows are
+        tested. ``state`` is a file that ``Monitor.save`` wrote."""
+        check_is_fitted(self, "density_")
+        check_share("level", level)
+        if state is not None:
+            return Monitor.load(self, state)
+        columns = np.concatenate(self._training_columns(), axis=1)
+        references = [*self._held_out_scores().repeated(), *columns.T]
+        return Monitor(self, Martingales(references, seed=whole("random_state", random_state, 0)), level)
+
+    @abc.abstractmethod
+    def _training_columns(self) -> list[np.ndarray]:
+        """Return the training rows, the columns of X first."""
+
+    @property
+    def _monitored_names(self) -> list[Any]:
+        """Return the names of the columns, those of X first."""
+        return [*self._columns.shown, *(self._target_columns.shown if self._target_columns else ())]
+
+    def _monitored(self, X: Any, y: Any) -> np.ndarray:
+        """Return what the monitor tests of each row: its score in each part, and its cells."""
+        targets, *conditions = self._scored_rows(X, y)
+        score = lambda density: self._log_density(density, targets, *conditions)
+        scores = self._held_out_scores().part_scores(self.density_, score)
+        return np.column_stack([*scores, *conditions, targets])
+
+    def _p_values_or_nan(self, X: Any, y: Any) -> np.ndarray:
+        """Return the p-values of rows; NaN if no rows were held out."""
+        if self._reference is None and self._calibrated is None:
+            return np.full(len(X), np.nan)
+        return self.novelty(X, y)
+
+    def _held_out_scores(self) -> Reference:
+        """Return the scores that rows are compared with."""
+        found = self._calibrated or self._reference
+        if found is None:
+            raise ValueError("this fit held out no rows: call calibrate with rows that it has not seen.")
+        return found
+
+    def _calibrate_scores(self, targets: np.ndarray, *conditions: np.ndarray) -> None:
+        """Keep the scores of held-out rows for ``novelty``."""
+        self._calibrated = Reference.of([self._log_density(self.density_, targets, *conditions)])
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the fitted model to one file of arrays and readable metadata; it contains no code."""
         check_is_fitted(self, "density_")
@@ -263,6 +352,20 @@ class Estimator(BaseEstimator, abc.ABC):
             "targets": getattr(self, "target_names_", None),
         }
         storage.save_tree(path, type(self).__name__, state, metadata)
+
+    def export(self, path: str | os.PathLike, function: str = "score_samples") -> None:
+        """Write a function of the model as StableHLO, for programs that have JAX but not kexpfam.
+
+        ``score_samples`` takes rows as float64 numbers, the columns of X before those of y, labels as their
+        position in the sorted labels; ``sample`` takes a seed per draw, and X under a condition. Both work
+        for any number of rows. ``jax.export.deserialize`` reads the file. Needs ``kexpfam[export]``."""
+        from kexpfam.estimators.export import FUNCTIONS, exported
+
+        check_is_fitted(self, "density_")
+        one_of("function", function, FUNCTIONS)
+        inputs = self.n_features_in_ if self.conditional else 0
+        with written(Path(path)) as file:
+            file.write(exported(self.density_, function, inputs))
 
     def plot(self, *args: Any, **kwargs: Any) -> "Figure":
         """Return a figure of the fit; arguments are those of ``kexpfam.plot.plot_density`` or

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import RegressorTags, Tags
 from sklearn.utils.validation import check_is_fitted
 
+from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
@@ -19,8 +20,10 @@ from kexpfam.estimators.base import Estimator, Seed, key_from, whole
 from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.estimators.messages import central_levels, check_share, checked_levels
+from kexpfam.estimators.uses import Explanation
 from kexpfam.judge.conformal import Conformal, conformalise
 from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.explanation import SCORED_DRAWS, explain_target
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 from kexpfam.stacklevel import caller_level
 
@@ -209,6 +212,12 @@ class ConditionalEstimator(Estimator):
             raise ValueError(f"y has {targets.shape[1]} columns, but the model was fitted to {width}.")
         return rows, targets
 
+    def _training_columns(self) -> list[np.ndarray]:
+        return [self._training, self._training_targets]
+
+    def _scored_rows(self, X: Any, y: Any) -> tuple[np.ndarray, ...]:
+        return self._checked_rows(X, y)[::-1]
+
     def quantile(self, X: ArrayLike, levels: ArrayLike) -> np.ndarray:
         """Return conditional quantiles at each level, of shape (n, n_levels), or (n,) for a single number;
         1-D y only.
@@ -258,6 +267,25 @@ class ConditionalEstimator(Estimator):
         )
         return density_ranks(self.density_, X, targets, draws=draws, key=jr.key(0)) <= threshold
 
+    def explain(
+        self, X: ArrayLike, y: ArrayLike, *, coverage: float = 0.9, random_state: Seed = 0
+    ) -> Explanation:
+        """Return how unusual each y is under its x, and the value that would have been usual; 1-D y only.
+
+        The surprise is the log density (nats) that y lacks compared with draws under x. The usual value is
+        the conditional median, with the interval of this coverage."""
+        check_share("coverage", coverage)
+        rows, targets = self._checked_rows(X, y)
+        if targets.shape[1] > 1 or self._target_codec.columns.kinds[0].categorical:
+            raise ValueError("explain is for a single numeric target.")
+        draws = self.density_.sample(SCORED_DRAWS, rows, key=key_from(random_state))
+        score = lambda values: self._log_density(self.density_, values, rows)
+        quantile = lambda levels: self.density_.quantile(np.asarray(levels), rows)
+        found = explain_target(quantile, score, targets, draws, coverage)
+        columns = TableSchema(self._target_codec.columns.kinds, tuple(self._target_names))
+        backend = getattr(layout_of(X), "backend", "pyarrow")
+        return Explanation(columns, targets, *found, self._p_values_or_nan(X, y), backend)
+
     def calibrate(
         self,
         X: ArrayLike | None,
@@ -266,15 +294,16 @@ class ConditionalEstimator(Estimator):
         draws: int = REGION_DRAWS,
         random_state: Any = 0,
     ) -> Self:
-        """Adjust quantiles, intervals, distribution functions and regions on held-out rows; return the
-        estimator.
+        """Adjust quantiles, intervals, distribution functions, regions and p-values on held-out rows; return
+        the estimator.
 
         Split conformal prediction: if these rows and the next one are exchangeable, intervals and regions
         contain the next y with at least their nominal probability, on average over x. ``conformal_`` holds
         the result. ``draws`` is the number of draws per row for regions. ``calibrate(None)`` and a new fit
         undo it."""
+        self._diagnosis = None
         if X is None:
-            self._conformal = None
+            self._conformal = self._calibrated = None
             return self
         X, targets = self._checked_rows(X, y)
         if len(X) < FEWEST_ROWS:
@@ -283,6 +312,7 @@ class ConditionalEstimator(Estimator):
         self._warn_of_seen(X, targets)
         key = key_from(random_state)
         self._conformal = conformalise(self.density_, X, targets, draws=draws, key=key)
+        self._calibrate_scores(targets, X)
         return self
 
     @property

@@ -13,6 +13,7 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
 from kexpfam.estimators.base import Estimator, Seed
+from kexpfam.estimators.codec import FEWEST_ROWS
 
 __all__ = ["DensityEstimator"]
 
@@ -68,6 +69,25 @@ class DensityEstimator(DensityMixin, Estimator):
         """The rows the model was fitted to, in the data's own units."""
         check_is_fitted(self, "density_")
         return self._decoded(self.density_.scaling.to_data(self._training))
+
+    def calibrate(self, X: ArrayLike | None) -> Self:
+        """Compare rows in ``novelty`` with these held-out rows; return the estimator.
+
+        The p-values are then valid whatever the density. ``calibrate(None)`` and a new fit undo it."""
+        points = None if X is None else self._checked_points(X)
+        if points is None:
+            self._calibrated = None
+        elif len(points) < FEWEST_ROWS:
+            raise ValueError(f"calibrate needs at least {FEWEST_ROWS} rows, got {len(points)}.")
+        else:
+            self._calibrate_scores(points)
+        return self
+
+    def _training_columns(self) -> list[np.ndarray]:
+        return [self.density_.scaling.to_data(self._training)]
+
+    def _scored_rows(self, X: Any, y: Any) -> tuple[np.ndarray, ...]:
+        return (self._checked_points(X),)
 
     def _checked_points(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")

@@ -256,18 +256,7 @@ class CompletedRows:
         place, wanted = position_of(column, self.columns), np.atleast_1d(np.asarray(levels, float))
         if self.columns.kinds[place].categorical:
             raise ValueError("labels have no quantiles; use sample instead.")
-        values, logs = self._completions.rows[:, :, place], self._completions.log_weights
-        order = np.argsort(values, axis=1)
-        shares = np.take_along_axis(np.exp(logs - logs.max(axis=1, keepdims=True)), order, axis=1)
-        upto, values = (
-            np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True),
-            np.take_along_axis(values, order, axis=1),
-        )
-        found = [
-            row[np.minimum(np.searchsorted(own, wanted), len(row) - 1)]
-            for row, own in zip(values, upto, strict=True)
-        ]
-        return np.stack(found)
+        return self._completions.quantile(wanted, place)
 
 
 def position_of(column: Any, columns: TableSchema) -> int:

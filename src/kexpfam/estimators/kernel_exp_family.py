@@ -12,18 +12,25 @@ from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.blocks import Rows
 from kexpfam.data.encoding import TableSchema
+from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import AbstractKind
+from kexpfam.data.scaling import InputScaling
 from kexpfam.data.tables import numbered
-from kexpfam.estimators.base import Seed, key_from, remembered, warn_of_uncertain_normaliser
+from kexpfam.estimators.base import Seed, key_from, remembered, warn_of_uncertain_normaliser, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.estimators.derived import GIVEN_DRAWS, ROW_DRAWS, CompletedRows, PartialDensity, position_of
+from kexpfam.estimators.messages import check_share
 from kexpfam.estimators.model import KernelModel
+from kexpfam.estimators.uses import Explanation
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import Kernel
+from kexpfam.judge.copying import Copying, measure_copying
+from kexpfam.judge.dependence import Independence, independence_test, mutual_information
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
-from kexpfam.model.density import TiltedDensity
+from kexpfam.judge.explanation import explain_cells
+from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.progress import Listener
 from kexpfam.stacklevel import caller_level
 
@@ -235,6 +242,87 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         """
         rows = self.conditionals(X, draws=draws, random_state=0).sample(n_samples, random_state)
         return rows if n_samples > 1 else self._codec.rows(rows[:, 0], self._output, self._names or [])
+
+    def explain(
+        self, X: ArrayLike, *, coverage: float = 0.9, draws: int = ROW_DRAWS, random_state: Seed = 0
+    ) -> Explanation:
+        """Return how much each column makes each row unusual, and the value that would have been usual.
+
+        The surprise of a column is the log density (nats) that the row lacks because of it, given the other
+        cells. Usual values are conditional medians with an interval of this coverage, by ``draws`` weighted
+        completions. ``frame()`` of the result is a table, ``plot(row)`` a figure."""
+        points = self._checked_points(X)
+        check_share("coverage", coverage)
+        score = lambda rows: self._log_density(self.density_, rows)
+        options: Any = {"coverage": coverage, "draws": whole("draws", draws, 1)}
+        found = explain_cells(
+            self.density_, self._columns, points, score, key=key_from(random_state), **options
+        )
+        backend = getattr(layout_of(X), "backend", "pyarrow")
+        return Explanation(self._columns, points, *found, self._p_values_or_nan(X, None), backend)
+
+    def mutual_information(
+        self,
+        a: Any,
+        b: Any,
+        given: Any = (),
+        *,
+        rows: int = 1000,
+        draws: int = ROW_DRAWS,
+        random_state: Seed = 0,
+    ) -> Estimate:
+        """Return the mutual information of columns a and b, given others, in nats, with a standard error.
+
+        Columns are names or positions, or lists of them. The value is that of the fitted density; the error
+        is that of the mean over ``rows`` draws, without the error of the fit."""
+        check_is_fitted(self, "density_")
+        sets = self._disjoint(a, b, given)
+        options: Any = {"rows": whole("rows", rows, 2), "draws": whole("draws", draws, 1)}
+        return mutual_information(self.density_, *sets, key=key_from(random_state), **options)
+
+    def independence_test(
+        self,
+        X: ArrayLike,
+        a: Any,
+        b: Any,
+        given: Any = (),
+        *,
+        copies: int = 199,
+        draws: int = ROW_DRAWS,
+        random_state: Seed = 0,
+    ) -> Independence:
+        """Test whether columns a and b of the rows X are independent given others.
+
+        The conditional randomisation test, with the log density as its statistic: column a is drawn given
+        the others ``copies`` times. Use rows that the model has not seen. Rows that lack one of the columns
+        are left out."""
+        points, sets = self._checked_points(X), self._disjoint(a, b, given)
+        points = points[~np.isnan(points[:, sum(sets, [])]).any(axis=1)]
+        options: Any = {"copies": whole("copies", copies, 1), "draws": whole("draws", draws, 1)}
+        return independence_test(self.density_, points, *sets, key=key_from(random_state), **options)
+
+    def copying(self, X: ArrayLike, n_samples: int | None = None, random_state: Seed = 0) -> Copying:
+        """Return whether draws repeat training rows, and whether scores give away who was one of them.
+
+        X are held-out rows. There are as many draws as held-out rows unless ``n_samples`` says otherwise.
+        The result promises no differential privacy."""
+        points, (own,) = self._checked_points(X), self._training_columns()
+        count = len(points) if n_samples is None else whole("n_samples", n_samples, 1)
+        draws = self.density_.sample(count, key=key_from(random_state))
+        # A draw has no missing cells: it gets those of a held-out row.
+        draws = np.where(np.isnan(points[np.arange(count) % len(points)]), np.nan, draws)
+        encode = InputScaling.of(np.concatenate([own, points]), self._columns.kinds, inputs=True).to_model
+        scored = (self._log_density(self.density_, rows) for rows in (own, points))
+        return measure_copying(encode(own), encode(points), encode(draws), *scored)
+
+    def _disjoint(self, *sets: Any) -> list[list[int]]:
+        """Return the positions of sets of columns that have none in common."""
+        listed = [[one] if isinstance(one, str | int | np.integer) else list(one or ()) for one in sets]
+        places = [[position_of(column, self._columns) for column in own] for own in listed]
+        every = sum(places, [])
+        if len(set(every)) < len(every) or not places[0] or not places[1]:
+            raise ValueError("a, b and given must be different columns, at least one each for a and b.")
+        return places
 
     def _row(self, known: Mapping[Any, Any]) -> np.ndarray:
         row = np.full(len(self._columns.kinds), np.nan)

@@ -52,6 +52,12 @@ def one_of(name: str, value: Any, known: Collection[str]) -> None:
         raise ValueError(f"unknown {name} {shown(value)}: choose one of {', '.join(known)}.")
 
 
+def check_share(name: str, value: Any) -> None:
+    """Raise unless the value lies strictly between 0 and 1."""
+    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")
+
+
 def check_scale(
     name: str, value: ArrayLike | None, *shapes: tuple[int, ...], may_be_infinite: bool = False
 ) -> None:
@@ -65,12 +71,6 @@ def check_scale(
         raise ValueError(
             f"{name} must be positive and of shape {' or '.join(map(str, shapes))}, got {shown(value)}."
         )
-
-
-def check_share(name: str, value: Any) -> None:
-    """Raise unless the value is one number strictly between 0 and 1."""
-    if np.ndim(value) or not 0.0 < numbers_of(value) < 1.0:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {shown(value)}.")
 
 
 def checked_levels(levels: ArrayLike) -> np.ndarray:

@@ -4,6 +4,7 @@ diagnosis."""
 import copy
 import dataclasses
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Key
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
 from kexpfam import processes, storage
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
@@ -24,6 +26,7 @@ from kexpfam.estimators.codec import kinds_of_targets
 from kexpfam.estimators.row_source import RowSource, mean_score, paired_blocks
 from kexpfam.fit.candidates import FEWEST_CHAIN_ROWS, MODELS, candidates
 from kexpfam.fit.certificate import certified
+from kexpfam.fit.chain import ChainCandidate
 from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.learned import EFFORTS, Learned
 from kexpfam.fit.polish import Polish
@@ -31,12 +34,14 @@ from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
 from kexpfam.fit.reference import MOST_ROWS, reference_scores
 from kexpfam.fit.select import Kernel, Selection
 from kexpfam.fit.stack import CandidateScore, compete
-from kexpfam.fit.task import Fitted, Keys, Splits, Task
+from kexpfam.fit.task import Candidate, Fitted, Keys, Splits, Task
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import Evidence, diagnose
+from kexpfam.judge.novelty import Reference
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import scores
+from kexpfam.model.ensemble import ChainDensity, Stack
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.partial import log_evidence
 from kexpfam.progress import Listener
@@ -54,7 +59,7 @@ class KernelModel(Estimator):
     """Base class of ``KernelExpFamily`` and ``ConditionalKernelExpFamily``."""
 
     _takes_kinds: ClassVar[bool] = True
-    _stored: ClassVar[tuple[str, ...]] = ("density_", "_training", "candidates_", "fits_", "n_rows_")
+    _stored: ClassVar[tuple[str, ...]] = ("density_", "_training", "candidates_", "fits_", "n_rows_", "_part")
     model: str
     kernel: str | Kernel
     solver: str | Solver
@@ -69,6 +74,7 @@ class KernelModel(Estimator):
     candidates_: list[CandidateScore]
     fits_: dict[str, Fitted]
     n_rows_: int
+    _part: np.ndarray | None = None  # the part in which each training row was held out, or -1
 
     # Settings.
 
@@ -157,11 +163,71 @@ class KernelModel(Estimator):
         kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
         kernel.check_widths(targets.shape[1], X.shape[1])
         chosen = candidates(task, self.model, kernel, solver, self._learned, asked=self._asked(len(targets)))
+        self._compete(task, chosen)
+        self.n_rows_ = len(targets) if source.rows is None else source.rows
+
+    def _compete(self, task: Task, chosen: Sequence[Candidate]) -> None:
+        """Fit the candidates and keep their stack, their scores and the held-out rows."""
         stacked = compete(task._replace(compared=len(chosen) > 1), chosen)
         self.density_, self.candidates_ = stacked.density, stacked.scores
+        self._reference = Reference.of_fit(
+            stacked.density, stacked.held_out, task.splits.held, task.sample.weight
+        )
         stripped = lambda one: dataclasses.replace(one, density=None, held_out=None)
         self.fits_ = {name: stripped(one) for name, one in stacked.fitted.items()}
-        self.n_rows_ = len(targets) if source.rows is None else source.rows
+        self._part = task.splits.part
+
+    def update(self, X: Any, y: Any = None, *, forget: float = 0.0) -> Self:
+        """Go on from the fitted model with new rows, at a fraction of the cost of a fit to all rows.
+
+        The members of the chain are trained further on the kept training rows and the new ones; units and
+        orders of the columns stay. Old rows stay in the parts in which they were held out. ``forget`` is the
+        share of the weight that old rows lose. Other candidates of the stack are fitted again."""
+        check_is_fitted(self, "density_")
+        parts = self.density_.parts if isinstance(self.density_, Stack) else (self.density_,)
+        chain = next((part for part in parts if isinstance(part, ChainDensity)), None)
+        if chain is None or self._part is None:
+            raise ValueError("update is for models with a chain, and this one has none: fit it to all rows.")
+        if not 0.0 <= forget < 1.0:
+            raise ValueError(f"forget must be at least 0 and below 1, got {shown(forget)}.")
+        targets, *conditions = self._scored_rows(X, y)
+        if not np.all(self._described.inside(targets)):
+            raise ValueError("some new rows have unknown labels or lie outside the support: fit again.")
+        with self._fitting() as listener:
+            *inputs, known = self._training_columns()
+            rows = np.concatenate([known, targets])
+            below = np.concatenate([*inputs, *conditions]) if inputs else np.zeros((len(rows), 0))
+            if self._weight is not None or forget:
+                self._weight = np.append((1.0 - forget) * self.training_weight_, np.ones(len(targets)))
+            self._continue(chain, rows, below, listener)
+            self.n_rows_ += len(targets)
+            self._training = below if self.conditional else self.density_.scaling.to_model(rows)
+            if self.conditional:
+                self._training_targets = rows
+            self._keep_rows((self.rows or Rows()).kept)
+        return self
+
+    def _continue(
+        self, chain: ChainDensity, targets: np.ndarray, X: np.ndarray, listener: Listener | None
+    ) -> None:
+        """Fit the candidates of the density again, the chain from its members and in its units."""
+        task = self._task(targets, X, RowSource((), None), listener)
+        part: Any = self._part
+        new: Any = {"share": self._learned.held_out, "seed": task.keys.seed}
+        task = task._replace(
+            scaling=chain.scaling,
+            inputs=chain.inputs,
+            sample=Sample(chain.scaling.to_model(targets), chain.inputs.to_model(X), self._weight),
+            splits=Splits.extended(part, len(targets) - len(part), **new),
+            checkpoint=None,
+        )
+        members = dataclasses.replace(chain.members, correction=None)
+        kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
+        parted = {one.name for one in self.candidates_ if one.weight > 0.0}
+        chosen = candidates(task, self.model, kernel, solver, self._learned, asked=frozenset(parted))
+        repeats = len(members.order) // (part.max() + 1)
+        warm = ChainCandidate(self._learned.continued(int(repeats)), members)
+        self._compete(task, [warm if one.name == "chain" else one for one in chosen if one.name in parted])
 
     def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:
         """Return the task of the candidates."""
@@ -240,7 +306,7 @@ class KernelModel(Estimator):
             return
         rng = np.random.default_rng(seed_from(key_from(self.random_state)))
         kept = np.sort(rng.permutation(rows)[:most])
-        for name in ("_training", "_training_targets", "_weight"):
+        for name in ("_training", "_training_targets", "_weight", "_part"):
             if getattr(self, name, None) is not None:
                 setattr(self, name, getattr(self, name)[kept])
         if kernel is not None:

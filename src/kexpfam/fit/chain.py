@@ -5,18 +5,19 @@ from typing import ClassVar
 
 from kexpfam.fit.learned import Learned, learn
 from kexpfam.fit.task import Candidate, Fitted, Task
+from kexpfam.model.chain import Chain
 from kexpfam.model.ensemble import ChainDensity
 
 __all__ = ["ChainCandidate"]
 
 
 class ChainCandidate(Candidate):
-    """An ensemble of chains, trained with these settings."""
+    """An ensemble of chains, trained with these settings, from the members ``start`` if there are any."""
 
     name: ClassVar[str] = "chain"
 
-    def __init__(self, settings: Learned):
-        self.settings = settings
+    def __init__(self, settings: Learned, start: Chain | None = None):
+        self.settings, self.start = settings, start
 
     def refusal(self, task: Task) -> str | None:
         return None
@@ -28,6 +29,7 @@ class ChainCandidate(Candidate):
             task.scaling,
             key=task.keys.chain,
             held=task.splits.held,
+            start=self.start,
             report=task.report,
             checkpoint=task.checkpoint_for("chain", (task.sample, self.settings, task.scaling)),
         )

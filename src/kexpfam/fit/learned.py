@@ -4,6 +4,7 @@ Members differ in their random weights, in the order of their columns and in the
 member is stopped by the rows that the others hold out; its own give the held-out log density of rows.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.random as jr
@@ -151,6 +152,12 @@ class Learned(SettingsRecord):
                 f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}."
             )
 
+    def continued(self, repeats: int) -> "Learned":
+        """Return the settings of training that goes on from fitted members: fewer epochs, a smaller rate."""
+        epochs, patience = max(10, self.epochs // 10), max(3, self.patience // 5)
+        changes: Any = {"epochs": epochs, "patience": patience, "rate": 0.1 * self.rate, "warm_up": 1.0}
+        return dataclasses.replace(self, repeats=repeats, **changes)
+
     def parts(self, rows: int) -> int:
         """Return the number of parts that are held out in turn."""
         return min(self.folds, max(2, round(self.rows / rows)))
@@ -240,13 +247,15 @@ def learn(
     *,
     key: Key[Array, ""],
     held: Int[np.ndarray, "parts h"] | None = None,
+    start: Chain | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Ensemble:
     """Return an ensemble learned from a sample in model units.
 
     ``scaling`` is that of the targets, with their kinds; without it they are real. ``held`` are the parts of
-    rows that are held out in turn; without it they are drawn at random.
+    rows that are held out in turn; without it they are drawn at random. ``start`` are the members that
+    training starts from; without it their weights are random.
     """
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
@@ -257,8 +266,10 @@ def learn(
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
-    knots = settings.knots(np.concatenate([condition, layout.encoding(target)], axis=1), parts)
-    chain = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, **shape)
+    if start is None:
+        knots = settings.knots(np.concatenate([condition, layout.encoding(target)], axis=1), parts)
+        start = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, **shape)
+    chain, layout, knots = start, start.columns, start.knots
     cells = max(settings.cells, CELLS_PER_BUMP * bumps)
     trainer = settings.trainer(parts, kept.shape[1], dim, cells, seed_from(run_key))
     weight = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)

@@ -344,7 +344,7 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
         ranked.append((one.best.score - gain, gain, settings, one))
     _, gain, settings, best = max(ranked, key=lambda entry: entry[0])
     _refuse_poor_kernel(best, scaled, context)
-    held_out = best.held_out(settings, gain=gain) if context.compared else None
+    held_out = best.held_out(settings, gain=gain) if context.compared else best.cross_validated()
     trials = [trial for one in searches for trial in one.trials]
     return Selection(settings, best.base(settings, whole=True), best.best, trials, held_out)
 
@@ -685,6 +685,12 @@ class _LatticeSearch:
         offset = part.log_jacobian + self.base(settings).log_densities(part.sample.target)
         scores = np.full(len(self.data), np.nan)
         scores[self.chosen] = folds.scores(settings.rkhs_penalty) + offset - gain
+        return scores
+
+    def cross_validated(self) -> np.ndarray:
+        """Return the log density of each row under the fit of the best trial without its fold."""
+        scores = np.full(len(self.data), np.nan)
+        scores[self.chosen] = self.row_scores[int(np.argmax([trial.score for trial in self.trials]))]
         return scores
 
     def base(self, settings: KernelSettings, *, whole: bool = False) -> AbstractMeasure:

@@ -39,6 +39,13 @@ class Stacked(NamedTuple):
     scores: list[CandidateScore]
     fitted: dict[str, Fitted]
 
+    @property
+    def held_out(self) -> np.ndarray | None:
+        """Return the held-out log density of each row under the stack; NaN for rows in no part."""
+        parts = [(self.fitted[one.name].held_out, one.weight) for one in self.scores if one.weight > 0.0]
+        scores = [held + np.log(weight) for held, weight in parts if held is not None]
+        return logsumexp(np.stack(scores), axis=0) if len(scores) == len(parts) else None
+
 
 def compete(task: Task, candidates: Sequence[Candidate]) -> Stacked:
     """Fit the candidates in order and stack those that raise the held-out log density."""

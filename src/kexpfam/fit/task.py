@@ -38,6 +38,25 @@ class Splits(NamedTuple):
         order = np.random.default_rng(seed).permutation(rows)
         return Splits(rows, order[: parts * size].reshape(parts, size))
 
+    @staticmethod
+    def extended(part: np.ndarray, rows: int, *, share: float, seed: int) -> "Splits":
+        """Return splits in which old rows stay in their part, and each part gets this share of new rows.
+
+        ``part`` is the part of each old row, -1 for none. Parts are cut to the same size."""
+        size, old = int(share * rows), len(part)
+        order = old + np.random.default_rng(seed).permutation(rows)
+        new = order[: (part.max() + 1) * size].reshape(-1, size)
+        held = [np.concatenate([np.flatnonzero(part == k), own]) for k, own in enumerate(new)]
+        least = min(map(len, held))
+        return Splits(old + rows, np.stack([own[-least:] for own in held]))
+
+    @property
+    def part(self) -> Int[np.ndarray, " n"]:
+        """Return the part of each row, -1 for rows in none."""
+        found = np.full(self.rows, -1)
+        found[self.held] = np.arange(len(self.held))[:, None]
+        return found
+
     @property
     def kept(self) -> Int[np.ndarray, "k m"]:
         """Return the rows outside each part."""

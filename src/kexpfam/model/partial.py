@@ -9,7 +9,7 @@ not depend on the others.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -60,13 +60,33 @@ class Completions(NamedTuple):
 
     def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return draws of the rows in proportion to their weights, (n, count, d)."""
-        shares = np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
+        shares = self._shares
         levels = np.cumsum(shares, axis=1)
         # Systematic resampling, in random order: fewer repetitions than independent choices have.
         wanted = (np.arange(count) + rng.random((len(shares), 1))) / count * levels[:, -1:]
         place = np.stack([np.searchsorted(row, level) for row, level in zip(levels, wanted, strict=True)])
         place = rng.permuted(np.minimum(place, shares.shape[1] - 1), axis=1)
         return np.take_along_axis(self.rows, place[:, :, None], axis=1)
+
+    def quantile(self, levels: Sequence[float] | np.ndarray, column: int) -> np.ndarray:
+        """Return the quantiles of one column in every row, (n, levels)."""
+        values, shares = self.rows[:, :, column], self._shares
+        order = np.argsort(values, axis=1)
+        values = np.take_along_axis(values, order, axis=1)
+        upto = np.cumsum(np.take_along_axis(shares, order, axis=1), axis=1)
+        places = [np.searchsorted(own / own[-1], levels) for own in upto]
+        return np.take_along_axis(values, np.minimum(np.stack(places), values.shape[1] - 1), axis=1)
+
+    def likeliest(self, column: int) -> np.ndarray:
+        """Return the most probable label of one column in every row, (n,)."""
+        values, shares = self.rows[:, :, column], self._shares
+        labels = np.unique(values)
+        return labels[np.stack([np.sum(shares * (values == one), axis=1) for one in labels]).argmax(axis=0)]
+
+    @property
+    def _shares(self) -> np.ndarray:
+        """Return the weights, which sum to one in every row, (n, count)."""
+        return np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
 
 
 def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
@@ -227,8 +247,12 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Co
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
     # Cells of a grid have no effective draws that could be added to those of the other parts.
-    of = lambda part: _by_base if isinstance(part, TiltedDensity) else _completed
-    found = [of(part)(part, values, each, one) for part, one in zip(density.parts, keys, strict=True)]
+    found = [
+        _by_base(part, values, each, one)
+        if isinstance(part, TiltedDensity)
+        else _completed(part, values, each, one)
+        for part, one in zip(density.parts, keys, strict=True)
+    ]
     total = sum(one.log_weights.shape[1] for one in found)
     scale = [
         np.log(weight * total / one.log_weights.shape[1])

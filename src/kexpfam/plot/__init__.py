@@ -16,15 +16,18 @@ from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
 from kexpfam.plot.numbers import kinds_of
 from kexpfam.plot.series import plot_ranking, plot_snapshots, plot_trace
+from kexpfam.plot.uses import plot_explanation, plot_monitor
 
 __all__ = [
     "plot_calibration",
     "plot_columns",
     "plot_conditional",
     "plot_density",
+    "plot_explanation",
     "plot_given",
     "plot_marginal",
     "plot_model",
+    "plot_monitor",
     "plot_pairs",
     "plot_pit",
     "plot_ranking",

@@ -21,6 +21,8 @@ from kexpfam.report.subject import Subject
 
 # Most columns with a marginal plot, and most features with a plot of intervals.
 MOST_MARGINALS, MOST_BANDS = 24, 4
+# Rows of smallest p-value that are shown.
+MOST_UNUSUAL = 5
 OUTCOMES = ("score", "loss", "standard_error")
 WORDS = {
     "good": "All measurements of the density and its sampler are good.",
@@ -178,6 +180,34 @@ def search(subject: Subject) -> Section:
     return Section("How the settings were found", *blocks)
 
 
+def unusual(subject: Subject) -> Section:
+    """Return the held-out rows of smallest p-value and the column that makes each unusual."""
+    title, model = "Unusual rows", subject.model
+    known = getattr(model, "_reference", None) or getattr(model, "_calibrated", None)
+    if not subject.unseen or subject.conditional or known is None or not hasattr(model, "explain"):
+        return Section(title)
+    rows = model._columns.decode(subject.Y)
+    p_values = model.novelty(rows)
+    lowest = np.argsort(p_values)[:MOST_UNUSUAL]
+    found = model.explain(rows[lowest], random_state=subject.seed)
+    first = found.surprise.argmax(axis=1)
+    table = [
+        [int(row), f"{p_values[row]:.2g}", found.names[j], found.cell(k, int(j))]
+        for k, (row, j) in enumerate(zip(lowest, first, strict=True))
+    ]
+    note = f"{np.mean(p_values <= 0.05):.1%} of the rows have p-values of at most 5 %."
+    return Section(title, Paragraph(note), Table(table, ["row", "p-value", "column", "value"]))
+
+
+def copying(subject: Subject) -> Section:
+    """Return whether draws repeat training rows."""
+    if not subject.unseen or not hasattr(subject.model, "copying"):
+        return Section("Draws and training rows")
+    found = subject.model.copying(subject.model._columns.decode(subject.Y), random_state=subject.seed)
+    note = "Measured on the held-out rows. This is no proof of privacy."
+    return Section("Draws and training rows", Table(found.lines()), Paragraph(note, soft=True))
+
+
 def calls(subject: Subject) -> Section:
     """Return example calls in Python and on the command line."""
     names = f"Columns: {', '.join([*subject.features, *subject.targets])}."
@@ -185,7 +215,7 @@ def calls(subject: Subject) -> Section:
 
 
 # Plots first, then the numbers behind them.
-SECTIONS = (shape, columns, calibration, importance, fitted, search, calls)
+SECTIONS = (shape, columns, calibration, importance, unusual, copying, fitted, search, calls)
 
 
 def _findings(subject: Subject) -> list[str]:
