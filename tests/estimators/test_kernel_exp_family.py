@@ -540,7 +540,7 @@ def test_four_columns_are_fitted_on_draws():
     rng = np.random.default_rng(0)
     data = rng.normal(size=(300, 4))
     data[:, 0] = np.where(rng.uniform(size=300) < 0.5, -2.0, 2.0) + 0.3 * data[:, 0]
-    model = KernelExpFamily(random_state=0).fit(data)
+    model = KernelExpFamily(model="kernel", random_state=0).fit(data)
     normal = scipy.stats.multivariate_normal(data.mean(0), np.cov(data.T)).logpdf(data).mean()
     assert model.score(data) > normal + 0.3
     assert model.density_.log_partition.trustworthy

@@ -171,7 +171,7 @@ def test_the_certificate_of_a_conditional_fit_is_in_its_report():
         "power": False,
     }
     model = ConditionalKernelExpFamily(
-        model="kernel", kernel=Kernel(n_centres=10), solver="exact", random_state=0, **settings
+        model="kernel", kernel=Kernel(n_centres=10, **settings), solver="exact", random_state=0
     ).fit(x, y)
     diagnosis = model.diagnose()
     assert "certified" in str(diagnosis)

@@ -45,7 +45,9 @@ def test_f_lives_on_as_many_random_features_as_asked_for(warm):
     assert span.size == 200 == warm.solution_.tilt.weights.size
     # Frequencies of a Gaussian kernel are normal with the inverse length scale as their deviation.
     error = 5 / np.sqrt(2 * span.frequencies.size)
-    assert np.std(np.asarray(span.frequencies)) * SETTINGS["lengthscale"] == pytest.approx(1.0, abs=error)
+    assert np.std(np.asarray(span.frequencies)) * SETTINGS["kernel"].lengthscale == pytest.approx(
+        1.0, abs=error
+    )
 
 
 @pytest.mark.slow
