@@ -3,7 +3,7 @@
 import datetime
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +28,41 @@ class Report(NamedTuple):
 
 
 Listener = Callable[[Report], None]
+
+
+class OutOfTimeError(Exception):
+    """The time budget of a fit is spent."""
+
+
+class TimeBudget(NamedTuple):
+    """The seconds that a fit may take, from its start on the monotonic clock."""
+
+    seconds: float
+    start: float
+
+    @staticmethod
+    def of(seconds: Any) -> "TimeBudget | None":
+        """Return a budget that starts now; None stays None."""
+        if seconds is None:
+            return None
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0.0:
+            raise ValueError(f"time_budget must be a positive number of seconds, got {seconds!r}.")
+        return TimeBudget(float(seconds), time.monotonic())
+
+    def spent(self) -> float:
+        """Return the share of the budget that is spent."""
+        return (time.monotonic() - self.start) / self.seconds
+
+    def watched(self, listener: Listener | None, share: float) -> Listener:
+        """Return a listener that raises ``OutOfTimeError`` once this share of the budget is spent."""
+
+        def listen(report: Report) -> None:
+            if listener is not None:
+                listener(report)
+            if self.spent() > share:
+                raise OutOfTimeError
+
+        return listen
 
 
 class _Stage(NamedTuple):

@@ -156,6 +156,7 @@ def fit(
     rkhs_penalty: Annotated[float | None, Option(help="Default: chosen from the data.")] = None,
     rows: Annotated[int, Option(help="Number of rows of a built-in set.")] = 500,
     checkpoint: Annotated[Path | None, Option(help="File to resume from after an interruption.")] = None,
+    time_budget: Annotated[float | None, Option(help="Seconds that the fit may take.")] = None,
     processes: launcher.Processes = None,
     coordinator: launcher.Coordinator = None,
     process_id: launcher.ProcessId = None,
@@ -177,7 +178,7 @@ def fit(
     settings |= {"random_state": seed, "checkpoint": checkpoint}
     settings |= {"progress": first and not quiet and sys.stderr.isatty()}
     table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
-    estimator, what, score = fitted(table, settings | chosen.settings())
+    estimator, what, score = fitted(table, settings | chosen.settings(), time_budget)
     if not first:
         return
     estimator.save(output)

@@ -22,7 +22,9 @@ class Training(NamedTuple):
     weights: np.ndarray | None = None
 
 
-def fitted(data: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
+def fitted(
+    data: Training, settings: dict[str, Any], time_budget: float | None = None
+) -> tuple[Any, str, float]:
     """Return the fitted model, a description of its columns, and the mean log density of all rows."""
     features, targets, rows, weights = data
     # The names are set before the fit, whose errors name columns.
@@ -34,7 +36,7 @@ def fitted(data: Training, settings: dict[str, Any]) -> tuple[Any, str, float]:
         estimator.target_names_ = targets
         what = f"{', '.join(targets)} given {', '.join(features)}"
     estimator.column_names_ = features
-    estimator.fit(*rows, sample_weight=weights)
+    estimator.fit(*rows, sample_weight=weights, time_budget=time_budget)
     return estimator, what, estimator.score(*rows)
 
 

@@ -31,7 +31,7 @@ from kexpfam.judge.dependence import Independence, independence_test, mutual_inf
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.explanation import explain_cells
 from kexpfam.model.density import Estimate, TiltedDensity
-from kexpfam.progress import Listener
+from kexpfam.progress import Listener, TimeBudget
 from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalKernelExpFamily", "KernelExpFamily", "NearlyDeterministicWarning"]
@@ -141,21 +141,30 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         self.progress = progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: object = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        time_budget: float | None = None,
+    ) -> Self:
         """Fit the density to the rows of X; y is ignored.
 
         X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet
         files, an Arrow dataset, a Dask frame, or an iterable of tables that can be read several times. With
         more rows than ``rows.in_memory``, everything but the means of f's features is computed on a uniform
         sample of that many rows (see ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a
-        row of weight 0 is left out."""
+        row of weight 0 is left out. ``time_budget`` bounds the seconds of the fit, see
+        ``docs/cost.md``."""
+        budget = TimeBudget.of(time_budget)
         with self._fitting() as listener:
             source = self._source(X, None, sample_weight, listener)
             (table,) = source.tables
             self._note_names(table)
             points = self._read(table, reset=True)
             (points,) = self._counted(source.weight, points)
-            self._fit_model(points, np.zeros((len(points), 0)), source, listener)
+            self._fit_model(points, np.zeros((len(points), 0)), source, listener, budget)
             self._training = self.density_.scaling.to_model(points)
             warn_of_uncertain_normaliser(self.density_, points)
             self._keep_rows((self.rows or Rows()).kept)
@@ -442,7 +451,14 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         self.progress = progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        time_budget: float | None = None,
+    ) -> Self:
         """Fit the density of y given X; y has shape (n,) or (n, p).
 
         X is a table, or a source of row blocks: the path of a .npy or Parquet file or of a folder of Parquet
@@ -450,12 +466,13 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         then name columns of X, or be omitted if the tables come in pairs (X, y). With more rows than
         ``rows.in_memory``, everything but the means of f's features is computed on a uniform sample of that
         many rows (see ``docs/many-rows.md``). A row of weight 2 counts as two equal rows, a row of weight 0
-        is left out."""
+        is left out. ``time_budget`` bounds the seconds of the fit, see ``docs/cost.md``."""
+        budget = TimeBudget.of(time_budget)
         with self._fitting() as listener:
             source = self._source(X, y, sample_weight, listener)
             table, targets = source.tables
             self._read_training(table, targets, source.weight)
-            self._fit_model(self._training_targets, self._training, source, listener)
+            self._fit_model(self._training_targets, self._training, source, listener, budget)
             warn_of_uncertain_normaliser(self.density_, self._training)
             self._warn_if_nearly_deterministic()
             self._keep_rows((self.rows or Rows()).kept)

@@ -44,7 +44,7 @@ from kexpfam.model.distributions import scores
 from kexpfam.model.ensemble import ChainDensity, Stack
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.partial import log_evidence
-from kexpfam.progress import Listener
+from kexpfam.progress import Listener, TimeBudget
 from kexpfam.settings import copy_changed_records
 
 __all__ = ["KernelModel"]
@@ -155,11 +155,16 @@ class KernelModel(Estimator):
         return source
 
     def _fit_model(
-        self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None
+        self,
+        targets: np.ndarray,
+        X: np.ndarray,
+        source: RowSource,
+        listener: Listener | None,
+        budget: TimeBudget | None,
     ) -> None:
         """Fit to targets under conditions, which may have width zero."""
         self._check_columns(targets, X)
-        task = self._task(targets, X, source, listener)
+        task = self._task(targets, X, source, listener)._replace(budget=budget)
         kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
         kernel.check_widths(targets.shape[1], X.shape[1])
         chosen = candidates(task, self.model, kernel, solver, self._learned, asked=self._asked(len(targets)))

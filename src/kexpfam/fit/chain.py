@@ -31,6 +31,7 @@ class ChainCandidate(Candidate):
             held=task.splits.held,
             start=self.start,
             report=task.report,
+            budget=task.budget,
             checkpoint=task.checkpoint_for("chain", (task.sample, self.settings, task.scaling)),
         )
         density = ChainDensity(ensemble.chain, task.scaling, task.inputs)

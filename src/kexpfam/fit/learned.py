@@ -21,7 +21,7 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import Chain, Layout, piecewise_knots
 from kexpfam.model.families import FAMILIES, AbstractTilted
 from kexpfam.model.measures import logsumexp
-from kexpfam.progress import Listener
+from kexpfam.progress import Listener, TimeBudget
 from kexpfam.settings import SettingsRecord, check_at_least
 
 __all__ = ["EFFORTS", "Ensemble", "Learned", "learn", "tilted_targets"]
@@ -250,6 +250,7 @@ def learn(
     start: Chain | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
+    budget: TimeBudget | None = None,
 ) -> Ensemble:
     """Return an ensemble learned from a sample in model units.
 
@@ -272,6 +273,7 @@ def learn(
     chain, layout, knots = start, start.columns, start.knots
     cells = max(settings.cells, CELLS_PER_BUMP * bumps)
     trainer = settings.trainer(parts, kept.shape[1], dim, cells, seed_from(run_key))
+    trainer = trainer._replace(rates=trainer.rates._replace(budget=budget))
     weight = None if sample.weight is None else np.asarray(sample.weight / np.mean(sample.weight), np.float32)
     rates = (
         np.ones(len(held)) if knots is None else np.where(np.ptp(knots, axis=(1, 2)) > 0.0, ENCODED_RATE, 1.0)

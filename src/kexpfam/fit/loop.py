@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Key, ScalarLike
 from kexpfam.data.sample import AnyArray
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.jax_settings import double_precision
-from kexpfam.progress import Listener, Report
+from kexpfam.progress import Listener, OutOfTimeError, Report
 
 if TYPE_CHECKING:
     import optax
@@ -93,7 +93,11 @@ def run(
             break
         if report is not None:
             health = {name: float(series[-1]) for name, series in row.items()}
-            report(Report(stage, int(state.step), steps, health))
+            try:
+                report(Report(stage, int(state.step), steps, health))
+            except OutOfTimeError:
+                status = Status.OUT_OF_TIME
+                break
     names = traces[0] if traces else {}
     trace = {name: np.concatenate([row[name] for row in traces]) for name in names}
     return Run(state, status, trace, watched)

@@ -25,6 +25,7 @@ from kexpfam.fit.folds import elsewhere
 from kexpfam.fit.loop import averaged, optimiser
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain, Layout
+from kexpfam.progress import TimeBudget
 
 __all__ = ["Hyper", "MemberRows", "Rates", "Trainer", "bounded_mean", "epochs", "with_weights"]
 
@@ -56,16 +57,21 @@ class Hyper(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Learning rates: they rise over the first epochs and fall along half a cosine."""
+    """Learning rates: they rise over the first epochs and fall along half a cosine.
+
+    With a time budget they fall at least as fast as the budget is spent.
+    """
 
     highest: float
     last_share: float
     warm_up: float
     epochs: int
+    budget: TimeBudget | None = None
 
     def at(self, epoch: int) -> float:
         """Return the learning rate of an epoch."""
-        cosine = 0.5 * (1.0 + np.cos(np.pi * epoch / self.epochs))
+        done = max(epoch / self.epochs, 0.0 if self.budget is None else min(1.0, self.budget.spent()))
+        cosine = 0.5 * (1.0 + np.cos(np.pi * done))
         share = cosine * min((epoch + 1.0) / self.warm_up, 1.0)
         return self.highest * (self.last_share + (1.0 - self.last_share) * share)
 

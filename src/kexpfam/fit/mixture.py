@@ -14,6 +14,7 @@ from kexpfam.fit.problem import Status
 from kexpfam.fit.task import Candidate, Fitted, Splits, Task
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
+from kexpfam.progress import Listener, Report
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -64,7 +65,7 @@ class MixtureCandidate(Candidate):
 
     def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted:
         points, weight, seed = task.sample.target, task.sample.weight, task.keys.seed
-        shape = best_shape(points, seed=seed, weight=weight, splits=task.splits)
+        shape = best_shape(points, seed=seed, weight=weight, splits=task.splits, report=task.report)
         law = fit_mixture(points, shape, seed=seed, weight=weight)
         held_out = None
         if task.compared:
@@ -89,6 +90,7 @@ def best_shape(
     seed: int,
     weight: np.ndarray | None = None,
     splits: Splits | None = None,
+    report: Listener | None = None,
 ) -> MixtureShape:
     """Return the shape of highest log density on the first held-out part of the splits."""
     splits = splits or Splits.draw(len(points), parts=1, share=VALIDATION_SHARE, seed=seed)
@@ -102,6 +104,8 @@ def best_shape(
                 break
             shape = MixtureShape(components, diagonal)
             mixture = fit_mixture(points[training], shape, seed=seed, weight=part_of(weight, training))
+            if report is not None:
+                report(Report("mixture", counts.index(components) + 1, len(counts), {}))
             scores = mixture.log_densities(points[held_out])
             score = float(weighted_mean(scores, part_of(weight, held_out)))
             worse, top = (0, score) if score > top else (worse + 1, top)

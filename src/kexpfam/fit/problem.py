@@ -96,6 +96,7 @@ class Status(enum.Enum):
     DIVERGED = "The run diverged and was rolled back: lower the rates, or raise rkhs_penalty."
     GRID_TOO_COARSE = "The integral changes on a finer grid: raise Integration(cells=...) or lengthscale."
     FEW_EFFECTIVE_DRAWS = "Too few importance draws are effective: use a stronger base or raise rkhs_penalty."
+    OUT_OF_TIME = "The time budget ended the training: this is the best state so far. Raise time_budget."
     NO_STEPS = "No steps were requested: f and the sampler are those of the start."
 
 

@@ -10,12 +10,15 @@ from kexpfam.fit.task import Candidate, Fitted, Task
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import Stack
 from kexpfam.model.measures import logsumexp
+from kexpfam.progress import OutOfTimeError
 
 __all__ = ["CandidateScore", "Stacked", "compare", "compete", "stacking_weights"]
 
 # A candidate is left out if the mean held-out log density falls by less than this (nats) without it. The
 # weight is no criterion: a candidate of small weight can raise the score of a single row by hundreds of nats.
 SMALLEST_GAIN = 0.003
+# The share of a time budget that each candidate but the last may take.
+FIRST_SHARE = 0.2
 # Steps of expectation maximisation.
 EM_STEPS = 500
 
@@ -48,17 +51,33 @@ class Stacked(NamedTuple):
 
 
 def compete(task: Task, candidates: Sequence[Candidate]) -> Stacked:
-    """Fit the candidates in order and stack those that raise the held-out log density."""
+    """Fit the candidates in order and stack those that raise the held-out log density.
+
+    With a time budget each but the last may take ``FIRST_SHARE`` of it, and is left out if it takes longer.
+    """
     fitted: dict[str, Fitted] = {}
-    for candidate in candidates:
-        found = candidate.fit(task, fitted)
+    for place, candidate in enumerate(candidates, start=1):
+        share = 1.0 if place == len(candidates) else FIRST_SHARE * place
+        try:
+            found = candidate.fit(_within(task, share), fitted)
+        except OutOfTimeError:
+            found = None
         if found is not None:
             fitted[candidate.name] = found
+    if not fitted and task.budget is not None:
+        raise ValueError(f"no model was fitted in {task.budget.seconds:g} seconds: raise time_budget.")
     scores = compare(fitted, task.sample.weight)
     parts: tuple[Any, ...] = tuple(fitted[one.name].density for one in scores if one.weight > 0.0)
     weights = np.array([one.weight for one in scores if one.weight > 0.0])
     density = parts[0] if len(parts) == 1 else Stack(parts, weights, parts[0].scaling)
     return Stacked(density, scores, fitted)
+
+
+def _within(task: Task, share: float) -> Task:
+    """Return a task whose listener ends it after this share of its time budget, if it has one."""
+    if task.budget is None:
+        return task
+    return task._replace(report=task.budget.watched(task.report, share))
 
 
 def compare(fitted: dict[str, Fitted], counts: np.ndarray | None = None) -> list[CandidateScore]:

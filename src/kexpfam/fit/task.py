@@ -19,7 +19,7 @@ from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity
-from kexpfam.progress import Listener
+from kexpfam.progress import Listener, TimeBudget
 
 __all__ = ["Candidate", "Fitted", "Keys", "Splits", "Task"]
 
@@ -92,7 +92,7 @@ class Task(NamedTuple):
     weights. ``numeric`` is False if some targets are discrete, half-open or missing. ``support`` holds the
     lower and upper ends of a box around the targets, shape (2, d) in data units. ``compared`` is False if
     there is a single candidate, which needs no held-out scores. ``mean_feature`` computes means of features
-    over rows that are not in memory."""
+    over rows that are not in memory. ``budget`` is the time that the fit may take."""
 
     values: Float[np.ndarray, "n d"]
     kinds: tuple[AbstractKind, ...]
@@ -107,6 +107,7 @@ class Task(NamedTuple):
     report: Listener | None = None
     checkpoint: Callable[[str, Any], Checkpoint] | None = None
     mean_feature: Callable[..., np.ndarray] | None = None
+    budget: TimeBudget | None = None
 
     @property
     def dim(self) -> int:
