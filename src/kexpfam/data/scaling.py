@@ -336,13 +336,15 @@ def most_normal_arcsinh(column: np.ndarray, weight: np.ndarray | None = None) ->
     """Return shift and scale of ``arcsinh((x - shift) / scale)`` of highest normal likelihood.
 
     The third number is the gain in mean log density over the normal of x itself (nats). The shifts are the
-    median, the ends of the data, and 0 if it is not between them; a small scale makes arcsinh a logarithm.
+    median, with the interquartile range as its scale, and the ends of the data, and 0 if it is not between
+    them. There a small scale makes arcsinh a logarithm; at the median it would make both tails too long.
     """
     low, high = column.min(), column.max()
-    (middle,) = percentiles(column[:, None], [50], weight)[0]
+    left, middle, right = percentiles(column[:, None], [25, 50, 75], weight)[:, 0]
     best = middle, 1.0, -np.inf
     for shift in (middle, low, high, *([] if low <= 0.0 <= high else [0.0])):
-        for scale in percentiles(np.abs(column - shift)[:, None], ARCSINH_SCALES, weight)[:, 0]:
+        scales = percentiles(np.abs(column - shift)[:, None], ARCSINH_SCALES, weight)[:, 0]
+        for scale in [right - left] if shift == middle else scales:
             if scale > 0.0:
                 u = (column - shift) / scale
                 slopes = weighted_mean(np.log(np.hypot(1.0, u)), weight)

@@ -75,7 +75,10 @@ def part_of(weight: np.ndarray | None, rows: np.ndarray | slice) -> np.ndarray |
 
 def effective_rows(weight: np.ndarray | None, rows: int) -> float:
     r"""Return the effective sample size, :math:`(\sum_i w_i)^2 / \sum_i w_i^2`."""
-    return float(rows) if weight is None else float(weight.sum() ** 2 / np.sum(weight**2))
+    if weight is None:
+        return float(rows)
+    shares = weight / weight.max()  # squares of small weights would be zero
+    return float(shares.sum() ** 2 / np.sum(shares**2))
 
 
 def weighted_mean(values: np.ndarray, weight: np.ndarray | None) -> Any:

@@ -351,11 +351,14 @@ class Convex(Solver):
         the nodes of a check; the penalty, and the largest change of an integral on these nodes (nats)."""
         posed, penalty = likelihood(problem, nodes), problem.rkhs_penalty
         fresh = None if nodes.is_grid else likelihood(problem, check)
-        conditions = distinct_conditions(problem.sample).values
+        conditions, first = distinct_conditions(problem.sample).values, None
+        change = lambda found: np.abs(
+            problem.tilt(found.weights).log_partitions(check, conditions) - found.log_partitions
+        )
         while penalty <= max(problem.rkhs_penalty, 1.0):
             optimum = self._optimum(problem, posed, penalty, on_grid=nodes.is_grid)
-            tilt = problem.tilt(optimum.weights)
-            errors = np.abs(tilt.log_partitions(check, conditions) - optimum.log_partitions)
+            errors = change(optimum)
+            first = first or (optimum, penalty, float(errors.max()))
             if fresh is None:
                 reliable = errors.mean() < LARGE_ERROR
             else:
@@ -365,8 +368,10 @@ class Convex(Solver):
             if reliable:
                 return optimum, penalty, float(errors.max())
             penalty *= 10.0
-        nothing = np.zeros(posed.mean_feature.size)
-        return maximise(posed, problem.rkhs_penalty, nothing, most=0), np.inf, 0.0
+        nothing = maximise(posed, problem.rkhs_penalty, np.zeros(posed.mean_feature.size), most=0)
+        if first is not None and fresh is None and change(nothing).mean() >= LARGE_ERROR:
+            return first  # the grid does not resolve the base either
+        return nothing, np.inf, 0.0
 
     def _optimum(self, problem: Problem, posed: Likelihood, penalty: float, *, on_grid: bool) -> Optimum:
         """Return the optimum at a penalty."""
