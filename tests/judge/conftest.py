@@ -5,6 +5,7 @@ import pytest
 from labelled import SMALL, labelled_rows
 
 from kexpfam import ConditionalKernelExpFamily, Integration, Kernel, KernelExpFamily
+from kexpfam.data import scaling
 
 GIVEN = Kernel(
     lengthscale=0.8,
@@ -19,7 +20,10 @@ GIVEN = Kernel(
 
 @pytest.fixture(scope="session")
 def labelled() -> KernelExpFamily:
-    return KernelExpFamily(learned=SMALL, random_state=0).fit(labelled_rows(0))
+    """Return a model of labels and gaps, which are so few that they are learned only because of the patch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "ENOUGH_GAPS", 0)
+        return KernelExpFamily(learned=SMALL, random_state=0).fit(labelled_rows(0))
 
 
 @pytest.fixture(scope="session")

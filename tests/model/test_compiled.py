@@ -139,10 +139,11 @@ def test_distributions_are_those_of_the_members_in_float64(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MomentWarning)
         # Rounding of levels decides moments of logarithms, whose tails are astronomic.
-        logs = density.scaling.logs[0]
+        logs = density.scaling.logs[0] or density.scaling.arcsinh[0]
         close = {"rel": 1e-4 if logs else 1e-9, "abs": 1e-9, "nan_ok": True}
         assert found.mean() == pytest.approx(mixed.mean(), **close)
-        assert density.mean(X)[:, 0] == pytest.approx(mixed.mean(), **close)
+        # These laws reach far out, where the rounding of levels near one counts.
+        assert density.mean(X)[:, 0] == pytest.approx(mixed.mean(), **close | {"rel": 1e-4})
         if not logs:
             assert found.mean() == pytest.approx(merged.mean(), **close)
             assert found.variance() == pytest.approx(merged.variance(), rel=1e-9, nan_ok=True)

@@ -7,6 +7,7 @@ density of rows with that of rows whose A was drawn from :math:`p(a | c)`: if A 
 C, these are exchangeable.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
-from kexpfam.model.partial import completed, log_evidence
+from kexpfam.model.partial import FewDrawsWarning, completed, log_evidence
 
 __all__ = ["Independence", "independence_test", "mutual_information"]
 
@@ -49,7 +50,10 @@ def mutual_information(
     row_key, key = jr.split(key)
     values = density.sample(rows, key=row_key)
     part = lambda *sets: _log_marginal(density, values, [j for own in sets for j in own], draws, key)
-    terms = part(a, b, given) + part(given) - part(a, given) - part(b, given)
+    with warnings.catch_warnings():
+        # The few draws of each row are averaged over all rows.
+        warnings.simplefilter("ignore", FewDrawsWarning)
+        terms = part(a, b, given) + part(given) - part(a, given) - part(b, given)
     return Estimate(float(terms.mean()), float(terms.std() / np.sqrt(rows)), float(rows))
 
 

@@ -362,7 +362,7 @@ class AbstractDensity(eqx.Module):
         """Return ``log p(y | x)`` at one point as a pure function, for jit, grad and vmap of JAX.
 
         It is computed in float64 and returned in the precision of y as an array of JAX: a NumPy array of
-        float64 is one of float32 unless ``jax_enable_x64`` is set. ``score_samples`` always keeps float64.
+        float64 is one of float32 unless JAX is set to float64. ``score_samples`` always keeps float64.
         """
         point = jnp.asarray(y)
         rows = (point,) if x is None else (point, jnp.asarray(x))

@@ -32,6 +32,8 @@ __all__ = ["Completions", "FewDrawsWarning", "completed", "log_evidence", "patte
 CHUNK_NUMBERS = 1_000_000
 # A mean over fewer effective draws has an error that its own variance does not show.
 FEW_DRAWS = 50.0
+# The standard error of an exact log density is below this, by rounding.
+EXACT = 1e-9
 # Cells of the unknown columns of a row, at most, and the cells that are added beyond each end of the grid,
 # because a known value far out moves the others beyond it.
 MOST_CELLS, OUTER_CELLS = 4096, 32
@@ -90,19 +92,20 @@ class Completions(NamedTuple):
 
 
 def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
-    """Return about ``count`` completions of every row; NaN marks unknown cells."""
-    parts = list(_completed_blocks(density, values, count, key))
+    """Return about ``count`` completions of every row, independent of other rows; NaN marks unknown cells."""
+    parts = list(_completed_blocks(density, values, count, key, shared=False))
     whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
     return Completions(whole, weights, *parts[0][2:])
 
 
 def _completed_blocks(
-    density: Any, values: np.ndarray, count: int, key: Key[Array, ""]
+    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], *, shared: bool
 ) -> Iterator[Completions]:
-    """Yield the completions of blocks of rows."""
+    """Yield the completions of blocks of rows; with ``shared`` random numbers equal rows have equal ones."""
     rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
     for i in range(0, len(values), rows):
-        yield _completed(density, values[i : i + rows], count, key)
+        own = jr.fold_in(key, 0 if shared else i)
+        yield _completed(density, values[i : i + rows], count, own, shared)
 
 
 def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
@@ -113,7 +116,7 @@ def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array
     whole = ~np.isnan(values).any(axis=1)
     found[whole] = density.log_density(values[whole])
     if not np.all(whole):
-        blocks = _completed_blocks(density, values[~whole], count, key)
+        blocks = _completed_blocks(density, values[~whole], count, key, shared=True)
         estimates = [one for block in blocks for one in block.evidence()]
         warn_of_few_draws(estimates)
         found[~whole] = [one.value for one in estimates]
@@ -121,8 +124,9 @@ def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array
 
 
 def warn_of_few_draws(estimates: list[Estimate]) -> None:
-    """Warn if an estimate rests on few effective draws."""
-    few = [one.effective_draws for one in estimates if one.effective_draws < FEW_DRAWS]
+    """Warn if an estimate that is not exact rests on few effective draws."""
+    inexact = [one for one in estimates if one.standard_error > EXACT]
+    few = [one.effective_draws for one in inexact if one.effective_draws < FEW_DRAWS]
     if few:
         message = (
             f"{len(few)} of {len(estimates)} densities rest on few effective draws, down to {min(few):.1f}: "
@@ -139,19 +143,24 @@ def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
 
 
 @singledispatch
-def _completed(density: Any, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _completed(
+    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+) -> Completions:
     raise TypeError(f"a {type(density).__name__} has no conditionals.")
 
 
 @_completed.register
-def _(density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(
+    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+) -> Completions:
     """Return equally many completions by every member; columns that a member has first are exact."""
     each, dim = -(-count // len(density)), values.shape[1]
     known = np.repeat(density.scaling.to_model(values), each, axis=0)
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
     def drawn(member: Chain, k: int) -> ChainDraws:
-        levels = np.tile(uniform_levels(streams[k], each, dim), (len(values), 1))
+        drawn = uniform_levels(streams[k], each * (1 if shared else len(values)), dim)
+        levels = np.tile(drawn, (len(values), 1)) if shared else drawn
         return member.sample(np.zeros((len(known), 0)), levels, known=known)
 
     found = density.of_members(drawn)
@@ -163,19 +172,21 @@ def _(density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]
 
 
 @_completed.register
-def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
     """Return draws of the conditional law; every weight is the density of the known part."""
-    rows, log_known = _by_law(density.law, density.scaling.to_model(values), count, key)
+    rows, log_known = _by_law(density.law, density.scaling.to_model(values), count, key, shared)
     data = density.scaling.to_data(rows.reshape(-1, values.shape[1])).reshape(rows.shape)
     weights = log_known + _known_jacobian(density.scaling, values)
     return Completions(_kept(data, values), np.tile(weights[:, None], (1, count)))
 
 
 @_completed.register
-def _(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(
+    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+) -> Completions:
     """Return the cells of a grid, or completions by the base, weighted by the tilt."""
     found = _on_grid(density, values, count, key)
-    return _by_base(density, values, count, key) if found is None else found
+    return _by_base(density, values, count, key, shared) if found is None else found
 
 
 def _on_grid(
@@ -227,11 +238,13 @@ def _cells(axes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return mesh([0.5 * (edge[1:] + edge[:-1]) for edge in axes]), mesh([np.diff(edge) for edge in axes])
 
 
-def _by_base(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _by_base(
+    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+) -> Completions:
     """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)
-    rows, log_known = _by_law(base, z, count, key)
+    rows, log_known = _by_law(base, z, count, key, shared)
     flat = rows.reshape(-1, values.shape[1])
     data = density.scaling.to_data(flat)
     log_ratio = density.log_density(data) - density.scaling.log_jacobian(data) - base.log_densities(flat)
@@ -242,15 +255,15 @@ def _by_base(density: TiltedDensity, values: np.ndarray, count: int, key: Key[Ar
 
 
 @_completed.register
-def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Completions:
+def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
     """Return the completions of all parts, weighted by the weights of the parts."""
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
     # Cells of a grid have no effective draws that could be added to those of the other parts.
     found = [
-        _by_base(part, values, each, one)
+        _by_base(part, values, each, one, shared)
         if isinstance(part, TiltedDensity)
-        else _completed(part, values, each, one)
+        else _completed(part, values, each, one, shared)
         for part, one in zip(density.parts, keys, strict=True)
     ]
     total = sum(one.log_weights.shape[1] for one in found)
@@ -263,21 +276,23 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""]) -> Co
 
 
 def _by_law(
-    law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""]
+    law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return completions by the conditionals of a law, (n, count, d), and log densities of known parts."""
     rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
     for own, dims in patterns(z):
         if not dims:
-            rows[own] = law.draws(count, key=key)
+            drawn = law.draws(count * (1 if shared else len(own)), key=key)
+            rows[own] = drawn if shared else drawn.reshape(len(own), count, -1)
             continue
         if len(dims) == z.shape[1]:
             rows[own], log_known[own] = z[own][:, None], law.log_densities(z[own])
             continue
         known = z[own][:, dims]
-        several = lambda row, dims=dims: law.completed(dims, jnp.tile(row, (count, 1)), key=key)
+        several = lambda row, key, dims=dims: law.completed(dims, jnp.tile(row, (count, 1)), key=key)
+        keys = jnp.broadcast_to(key, len(own)) if shared else jr.split(key, len(own))
         with double_precision():
-            rows[own] = np.asarray(jax.vmap(several)(jnp.asarray(known)))
+            rows[own] = np.asarray(jax.vmap(several)(jnp.asarray(known), keys))
         log_known[own] = law.marginal(dims).log_densities(known)
     return rows, log_known
 
