@@ -401,8 +401,10 @@ class KernelModel(Estimator):
         """Return log densities; -inf outside the support. Missing cells of columns in which they are rare are
         integrated out."""
         inside, found = self._described.inside(targets), np.full(len(targets), -np.inf)
-        learned = ~np.array(density.scaling.rare or (True,) * targets.shape[1], bool)
-        if not X and np.any(gaps := np.isnan(targets[:, ~learned]).any(axis=1)):
+        scaling = density.scaling
+        # Files of older versions store which columns had gaps, and learned all of them.
+        rare = scaling.rare or tuple(not gap for gap in scaling.gaps) or (True,) * targets.shape[1]
+        if not X and np.any(gaps := np.isnan(targets[:, np.array(rare)]).any(axis=1)):
             found[inside & gaps] = log_evidence(density, targets[inside & gaps], GAP_DRAWS, key=key_from(0))
             inside &= ~gaps
             if not np.any(inside):
