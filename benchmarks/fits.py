@@ -20,7 +20,7 @@ from ledger import append
 from sklearn.ensemble import RandomForestRegressor
 
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
-from kexpfam.estimators import FlowDensity, GaussianMixtureDensity
+from kexpfam.estimators import GaussianMixtureDensity, SplineFlow
 
 __all__ = ["main", "tabled"]
 
@@ -72,7 +72,7 @@ def joint(train: np.ndarray, *, flow: bool) -> dict[str, Callable[[], Any]]:
         "kexpfam": lambda: KernelExpFamily(random_state=0).fit(train),
         "mixture": lambda: GaussianMixtureDensity(random_state=0).fit(train),
     }
-    return fits | ({"flow": lambda: FlowDensity(random_state=0).fit(train)} if flow else {})
+    return fits | ({"flow": lambda: SplineFlow(random_state=0).fit(train)} if flow else {})
 
 
 def tabled(records: Iterable[str]) -> str:
