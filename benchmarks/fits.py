@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from inference import table
-from ledger import append
+from ledger import append, lines, paged
 from sklearn.ensemble import RandomForestRegressor
 
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
@@ -80,10 +80,11 @@ def tabled(records: Iterable[str]) -> str:
     found = json.loads(list(records)[-1])
     rows = ["| table | fit | seconds | ratio | log density of new rows |", "|---|---|---|---|---|"]
     for name, fits in found["fits"].items():
+        shown = name.replace("|", "\\|")
         for peer, one in fits.items():
             ratio = fits["kexpfam"]["seconds"] / one["seconds"]
             said = "" if peer == "kexpfam" else f"kexpfam takes {ratio:.2g} times as long"
-            rows.append(f"| {name} | {peer} | {one['seconds']:.1f} | {said} | {one.get('score', '')} |")
+            rows.append(f"| {shown} | {peer} | {one['seconds']:.1f} | {said} | {one.get('score', '')} |")
     return "\n".join(rows) + f"\n\nCommit `{found['commit']}`, load {found['load']}.\n"
 
 
@@ -107,13 +108,9 @@ def main() -> None:
     for name, (fits, test) in cases.items():
         print(name, flush=True)
         record[name] = measured(fits, test)
-        own = record[name]["kexpfam"]["seconds"]
-        ratios = {
-            peer: round(own / one["seconds"], 2) for peer, one in record[name].items() if peer != "kexpfam"
-        }
-        print(f"    times      {ratios}", flush=True)
     if not few:
         append("fits", {"fits": record})
+        PAGE.write_text(paged(PAGE.read_text(), "fits", tabled(lines("fits"))))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def tabled(records: Iterable[str]) -> str:
     found = json.loads(list(records)[-1])
     rows = ["| call | milliseconds | times its peer |", "|---|---|---|"]
     for name, words in CALLS.items():
-        rows.append(f"| {words} | {1e3 * found['seconds'][name]:.1f} | {found['ratios'][name]:.2g} |")
+        rows.append(f"| {words} | {1e3 * found['seconds'][name]:.1f} | {found['ratios'][name]:.3g} |")
     rows += [f"| {words} | {1e3 * found['seconds'][name]:.1f} | 1 |" for name, words in PEERS.items()]
     return "\n".join(rows) + f"\n\nCommit `{found['commit']}`, load {found['load']}.\n"
 
