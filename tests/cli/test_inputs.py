@@ -273,7 +273,7 @@ class TestKinds:
         fits = []
 
         class Recorder(KernelExpFamily):
-            def fit(self, X, sample_weight=None):
+            def fit(self, X, sample_weight=None, time_budget=None):
                 fits.append((self.column_names_, X.tolist(), self.columns))
                 raise ValueError("seen")
 

@@ -22,7 +22,7 @@ GIVEN = Kernel(
 def labelled() -> KernelExpFamily:
     """Return a model of labels and gaps, which are so few that they are learned only because of the patch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling, "ENOUGH_GAPS", 0)
+        patch.setattr(scaling, "ENOUGH_GAPS", 1)
         return KernelExpFamily(learned=SMALL, random_state=0).fit(labelled_rows(0))
 
 
