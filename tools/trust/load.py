@@ -50,13 +50,6 @@ def golden_scores(trials: int, seed: int, folder: Path) -> Outcome:
     return Outcome(len(models), failures, f"largest difference {most:.1e}")
 
 
-def check_golden_scores() -> None:
-    """Raise if a golden model does not score as it did; for environments with other versions."""
-    outcome = golden_scores(sys.maxsize, 0, Path())
-    if outcome.failures:
-        raise SystemExit("\n".join(outcome.failures))
-
-
 def rows_alone(trials: int, seed: int, folder: Path) -> Outcome:
     """Score random rows alone and in a batch of random size."""
     del folder
