@@ -1,5 +1,7 @@
 """Default fits of columns with heavy tails are no worse than a normal of the column or of its logarithm."""
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -30,7 +32,10 @@ def test_a_default_fit_is_no_worse_than_a_normal_of_the_logarithm(law, seed):
 def test_positive_columns_and_columns_of_kind_real_are_not_doubted():
     X = LAWS["log-normal"].rvs((200, 1), 0)
     for kind in ("positive", "real"):
-        KernelExpFamily(kernel=QUICK, columns={0: kind}, random_state=0).fit(X)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            KernelExpFamily(kernel=QUICK, columns={0: kind}, random_state=0).fit(X)
+        assert not [one for one in found if one.category is ColumnKindWarning]
 
 
 def test_a_symmetric_heavy_tail_is_not_called_positive():

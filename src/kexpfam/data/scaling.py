@@ -22,8 +22,8 @@ ARCSINH_SCALES = [1, 5, 25, 50, 75]
 LARGEST_LOGARITHM = 700.0
 # A Yeo-Johnson power this close to 0 (or 2) is replaced by its limit, the logarithm.
 SMALL_RATE = 1e-8
-# Rows without a cell, from which a network learns the other cells of such rows; with 20 of them it loses 0.3
-# nats per row, and the loss is proportional to one over their number.
+# Rows without a cell, from which a network learns the other cells of such rows. With 2 of them it lost 3.2
+# nats per row, with 20 of them 0.3; more were not measured.
 ENOUGH_GAPS = 100
 ARRAYS = ("shift", "scale", "centre", "spread", "powers")
 

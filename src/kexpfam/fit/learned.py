@@ -293,7 +293,7 @@ def learn(
         checkpoint=checkpoint,
     )
     best, polish = with_weights(chain, result.state.best), None
-    chosen = better_repeats(best, sample, held, parts, settings.gain)
+    chosen = better_repeats(best, sample, held, parts, settings)
     best, held, kept = best.member(chosen), held[chosen], kept[chosen]
     if rows * dim <= settings.polished_rows:
         options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
@@ -329,20 +329,22 @@ def _dealt(
 
 
 def better_repeats(
-    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, gain: float
+    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, settings: Learned
 ) -> Int[np.ndarray, " k"]:
     """Return the members of the repeats that are left when those without which held-out rows lose less than
-    ``gain`` (nats) are left out, one at a time."""
+    ``settings.gain`` (nats) are left out, one at a time."""
     repeats = np.arange(len(held)).reshape(-1, parts)
     scores = np.stack([held_out_scores(chain.member(own), sample, held[own]) for own in repeats])
+    seen = np.isfinite(scores[0])
+    weight = None if sample.weight is None else np.asarray(sample.weight)[seen]
     score = lambda some: bounded_mean(
-        logsumexp(scores[some][:, np.isfinite(scores[0])], axis=0) - np.log(len(some)), 20.0
+        logsumexp(scores[some][:, seen], axis=0) - np.log(len(some)), settings.farthest, weight
     )
     chosen = list(range(len(repeats)))
     while len(chosen) > 1:
         fewer = [[k for k in chosen if k != out] for out in chosen]
         best = max(fewer, key=score)
-        if score(best) < score(chosen) - gain:
+        if score(best) < score(chosen) - settings.gain:
             break
         chosen = best
     return repeats[chosen].ravel()

@@ -4,8 +4,8 @@ The unknown cells of a row are drawn in some order, each given the cells before 
 density of the known cells, each given the cells before it. Then :math:`E[w]` is the density of the known
 part, and draws with these weights follow the unknown part given the known one. For a mixture of normals w is
 that density itself; for chains it is where the known columns come first. A kernel model on a grid is summed
-over the cells of the unknown columns. All rows have the same random numbers, so that the score of a row does
-not depend on the others.
+over the cells of the unknown columns. Scores of all rows use the same random numbers, so that the score of a
+row does not depend on the others; draws of different rows are independent.
 """
 
 import warnings
