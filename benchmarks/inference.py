@@ -4,11 +4,15 @@
     python benchmarks/inference.py --quick    # small fits, prints only
 
 Each number is the least of REPEATS calls after a first one; ratios are to a forest of 200 trees (one target)
-and to a mixture of normals (ten columns). Draws have another count in every call.
+and to a mixture of normals (ten columns). Draws have another count in every call. Calls with many rows, with
+missing cells and of a new process are measured once, each in a process of its own that loads the model.
 """
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,6 +60,44 @@ CALLS = {
     "one_score": "`score_samples`, one row",
     "one_prediction": "`predict`, one row",
 }
+# Scores in a process of their own, after two calls: each makes ``rows`` from 1,000 rows Z. Seconds and
+# megabytes above those of the first calls are printed.
+ALONE = {
+    "million": ("`score_samples`, 1,000,000 rows of ten columns", "rows = np.tile(Z, (1000, 1))"),
+    "gaps": (
+        "`score_samples`, 2,000 rows with a missing cell",
+        "rows = np.tile(Z, (2, 1)); rows[np.arange(2000), np.arange(2000) % 10] = np.nan",
+    ),
+}
+SCRIPT = """
+import resource, time, warnings
+import jax
+import numpy as np
+import kexpfam
+warnings.simplefilter("ignore")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None
+)
+model, Z = kexpfam.load({model!r}), np.load({rows!r})
+model.score_samples(Z[:1]), model.score_samples(Z)
+"""
+SCORED = """
+{prepare}
+before, start = peak(), time.perf_counter()
+model.score_samples(rows)
+print(time.perf_counter() - start, peak() - before)
+"""
+DRAWN = """
+sizes = np.random.default_rng(0).integers(1, 6000, 300)
+for size in (1, 1000, 6000):
+    model.sample(size, random_state=0)
+before, done, start = peak(), len(compiled), time.perf_counter()
+for k, size in enumerate(sizes):
+    model.sample(int(size), random_state=k)
+print(time.perf_counter() - start, peak() - before, len(compiled) - done)
+"""
 PEERS = {"forest": "`predict` of a forest", "mixture": "scores of a mixture", "mixture_draws": "its draws"}
 
 
@@ -66,7 +108,45 @@ def tabled(records: Iterable[str]) -> str:
     for name, words in CALLS.items():
         rows.append(f"| {words} | {1e3 * found['seconds'][name]:.1f} | {found['ratios'][name]:.3g} |")
     rows += [f"| {words} | {1e3 * found['seconds'][name]:.1f} | 1 |" for name, words in PEERS.items()]
+    if alone := found.get("alone"):
+        rows += [
+            "",
+            "| call, in a process of its own | seconds | megabytes | programs |",
+            "|---|---|---|---|",
+        ]
+        titles = {name: words for name, (words, _) in ALONE.items()} | {
+            "process": "start, load and `score_samples` of 1,000 rows",
+            "sizes": "300 calls of `sample` with random sizes up to 6,000",
+        }
+        rows += [_row(titles[name], *numbers) for name, numbers in alone.items()]
     return "\n".join(rows) + f"\n\nCommit `{found['commit']}`, load {found['load']}.\n"
+
+
+def _row(title: str, seconds: float, megabytes: float | None = None, programs: float | None = None) -> str:
+    """Return a row of the table of single processes."""
+    shown = ["" if value is None else f"{value:.0f}" for value in (megabytes, programs)]
+    return f"| {title} | {seconds:.1f} | {shown[0]} | {shown[1]} |"
+
+
+def run_alone(model: KernelExpFamily, Z: np.ndarray) -> dict[str, list[float]]:
+    """Return seconds, megabytes and compiled programs of calls in new processes; programs are cached."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"model": f"{folder}/model.kexpfam", "rows": f"{folder}/rows.npy"}
+        model.save(files["model"])
+        np.save(files["rows"], Z)
+
+        def run(body: str) -> list[float]:
+            command = [sys.executable, "-c", SCRIPT.format(**files) + body]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+            return [float(word) for word in found.stdout.split()]
+
+        run("")  # fills the cache of programs
+        start = time.perf_counter()
+        run("")
+        found = {"process": [time.perf_counter() - start], "sizes": run(DRAWN)}
+        for name, (_, prepare) in ALONE.items():
+            found[name] = run(SCORED.format(prepare=prepare))
+    return found
 
 
 def main() -> None:
@@ -100,7 +180,10 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"{name:20} {1e3 * value:9.1f} ms   {ratios[name]:8.2f} times {calls[name][1]}")
     if not few:
-        append("inference", {"seconds": seconds | beside, "ratios": ratios, "rows": ROWS, "columns": COLUMNS})
+        alone = run_alone(joint, Z[whole])
+        print(*(f"{name:20} {numbers}" for name, numbers in alone.items()), sep="\n")
+        found = {"seconds": seconds | beside, "ratios": ratios, "alone": alone}
+        append("inference", found | {"rows": ROWS, "columns": COLUMNS})
         PAGE.write_text(paged(PAGE.read_text(), "inference", tabled(lines("inference"))))
 
 

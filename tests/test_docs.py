@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from reproduction import pages
+from reproduction import held_out, pages
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 REPRODUCTION = ROOT / "reproduction"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+FRONT_PAGE = "docs/index.md"
+SCRIPTS = sorted((ROOT / "docs/examples").glob("*/*.py"))
 # The pages whose fits take more than about ten seconds.
 SLOW_PAGES = (
-    *("README.md", "docs/algorithms.md", "docs/conditional.md"),
-    *("docs/dual-distributions.md", "docs/maximum-entropy.md", "docs/tutorial.md"),
-    *("docs/posterior.md", "docs/stacks.md", "docs/mixed-tables.md", "docs/using-a-density.md"),
+    *("docs/algorithms.md", "docs/conditional.md", "docs/dual-distributions.md", "docs/maximum-entropy.md"),
+    *("docs/stacks.md", "docs/mixed-tables.md", "docs/using-a-density.md"),
 )
 # What a module needs that may not be there.
 OPTIONAL = {"kexpfam.adapters.skpro": "skpro", "kexpfam.baselines.flow": "flowjax"}
@@ -29,10 +30,10 @@ def _blocks(page: str) -> list[str]:
 
 
 def _pages_with_blocks() -> list:
-    """Return the front page and every page of the documentation that has Python code, without decisions."""
-    names = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    """Return every page of the documentation that has Python code, without decisions and the front page."""
+    names = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
     slow = lambda name: [pytest.mark.slow] if name in SLOW_PAGES else []
-    return [pytest.param(name, marks=slow(name)) for name in names if _blocks(name)]
+    return [pytest.param(name, marks=slow(name)) for name in names if name != FRONT_PAGE and _blocks(name)]
 
 
 def _modules_with_examples() -> list[str]:
@@ -48,10 +49,38 @@ def _modules_with_examples() -> list[str]:
 @pytest.mark.filterwarnings("default::kexpfam.model.partial.FewDrawsWarning")
 @pytest.mark.parametrize("page", _pages_with_blocks())
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    """An error or a failed assertion in a block fails the test."""
     monkeypatch.chdir(tmp_path)
     namespace = {}
     for block in _blocks(page):
         exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.slow
+def test_the_front_page_shows_what_its_code_prints(capsys):
+    (block,) = _blocks(FRONT_PAGE)
+    exec(compile(block, FRONT_PAGE, "exec"), {})
+    assert f"```text\n{capsys.readouterr().out}```" in (ROOT / FRONT_PAGE).read_text()
+
+
+def test_readme_and_front_page_show_the_same_code_output_chart_and_cost():
+    front, readme = (ROOT / FRONT_PAGE).read_text(), (ROOT / "README.md").read_text()
+    assert _blocks("README.md") == _blocks(FRONT_PAGE)
+    for part in (r"```text\nlog density.*?```", r"<!-- records: [\w-]+ -->.*?<!-- end"):
+        found = re.findall(part, front, re.DOTALL)
+        assert found and found == re.findall(part, readme, re.DOTALL)
+    assert "reproduction/figures/held-out.svg" in front and "reproduction/figures/held-out.svg" in readme
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_compile_are_short_and_tutorials_end_with_remedies(path):
+    """The build of the site runs them; an error there is an error of the build."""
+    text = path.read_text()
+    compile(text, path, "exec")
+    if path.parent.name == "tutorials":
+        assert "# When it goes wrong" in text.rsplit("# %%", 1)[1]
+    else:
+        assert len(text.split('"""\n', 2)[-1].strip().splitlines()) <= 30
 
 
 @pytest.mark.parametrize("name", _modules_with_examples())
@@ -131,17 +160,12 @@ def test_every_registered_name_is_documented():
 def test_the_pages_are_the_rendering_of_the_records():
     records = pages.load_all(REPRODUCTION)
     assert (REPRODUCTION / "README.md").read_text() == pages.rendered(records)
-    names = (
-        "README.md",
-        "docs/how-to-choose.md",
-        "docs/real-tables.md",
-        "docs/mixed-tables.md",
-        "docs/algorithms.md",
-    )
-    names += ("docs/where-the-saddle-point-stands.md", "docs/decisions/0012-saddle-point.md")
-    names += ("docs/using-a-density.md",)
-    for page in (ROOT / name for name in names):
-        assert page.read_text() == pages.with_headlines(page.read_text(), records)
+    assert (REPRODUCTION / "figures/held-out.svg").read_text() == held_out.chart(records)
+    written = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/decisions").glob("*.md")]
+    marked = [page for page in written if "<!-- records: " in page.read_text()]
+    assert len(marked) > 8
+    for page in marked:
+        assert page.read_text() == pages.with_headlines(page.read_text(), records), page.name
 
 
 def test_no_record_was_made_by_code_that_was_not_committed():

@@ -26,6 +26,14 @@ class Discarded:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """A shell starts background jobs with interrupts ignored; these tests need Python's own handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def silent(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda discarded: None)

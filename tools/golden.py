@@ -99,6 +99,12 @@ def mixed_rows() -> tuple[pd.DataFrame]:
     return (table,)
 
 
+def rounded_rows() -> tuple[np.ndarray]:
+    """Return rows with a column of tenths, one of halves and one of numbers that are not rounded."""
+    (rows,) = joint_rows(3)
+    return (np.column_stack([np.round(rows[:, 0], 1), np.round(2.0 * rows[:, 1]) / 2.0, rows[:, 2]]),)
+
+
 def solver(name: str) -> Any:
     """Return the solver of that name, with small values of those settings that it has."""
     module, cls, settings = SOLVERS[name]
@@ -133,6 +139,7 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple]]]:
     made["chain"] = lambda: (KernelExpFamily(**CHAIN), joint_rows(3))
     made["chain-conditional"] = lambda: (ConditionalKernelExpFamily(**CHAIN), pair_rows(30))
     made["chain-mixed"] = lambda: (KernelExpFamily(**CHAIN, columns=KINDS), mixed_rows())
+    made["chain-rounded"] = lambda: (KernelExpFamily(**CHAIN, columns={0: "rounded"}), rounded_rows())
     return made
 
 

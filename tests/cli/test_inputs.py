@@ -320,6 +320,20 @@ class TestKinds:
             in run("fit", "rings", "--kind", "x0=real", "-o", tmp_path / "model.kexpfam")[2]
         )
 
+    @pytest.mark.filterwarnings("default::kexpfam.data.encoding.UnseenLabelWarning")
+    def test_a_label_that_the_fit_has_not_seen_is_one_line_of_warning(self, run, tmp_path):
+        rng = np.random.default_rng(0)
+        frame = pd.DataFrame({"kind": rng.choice(["u", "v"], size=40), "y": rng.normal(size=40)})
+        small = kexpfam.Learned(folds=2, repeats=1, width=4, epochs=2, cells=48, steps=20)
+        settings = {"model": "chain", "learned": small, "random_state": 0}
+        fitted = kexpfam.ConditionalKernelExpFamily(**settings).fit(frame[["kind"]], frame["y"])
+        fitted.save(tmp_path / "model.kexpfam")
+        frame.assign(kind="w").to_csv(tmp_path / "data.csv", index=False)
+        code, out, err = run("score", tmp_path / "model.kexpfam", tmp_path / "data.csv")
+        (line,) = [line for line in err.splitlines() if "warning" in line]
+        assert "'kind' holds 'w'" in line
+        assert np.all(np.isfinite(scores((code, out, err))))
+
     @pytest.mark.slow
     def test_labels_bounds_and_gaps_from_the_fit_to_the_draws(self, run, tmp_path):
         rng = np.random.default_rng(0)
@@ -395,7 +409,8 @@ class TestStreams:
         rows = [line.split(",") for line in out.splitlines()]
         assert rows[0] == ["row", "right"]
         assert [int(row) for row, _ in rows[1:]] == np.repeat(np.arange(ROWS), 5).tolist()
-        assert len({draw for _, draw in rows[1:]}) == 5 * ROWS
+        # Draws are rounded as the data are, so that a few of them are equal.
+        assert len({draw for _, draw in rows[1:]}) > 0.9 * 5 * ROWS
 
     def test_a_fault_far_down_leaves_no_file(self, run, model, tmp_path):
         gappy = FRAME.astype(object)

@@ -5,8 +5,19 @@ import pandas as pd
 import pytest
 
 from kexpfam.data.encoding import ColumnKindWarning, TableSchema, categorical, columns_of
-from kexpfam.data.kinds import KINDS, Atom, Bounded, Category, Integer, Periodic, Positive, Real, as_kind
-from kexpfam.data.scaling import Scaling
+from kexpfam.data.kinds import (
+    KINDS,
+    Atom,
+    Bounded,
+    Category,
+    Integer,
+    Periodic,
+    Positive,
+    Real,
+    Rounded,
+    as_kind,
+)
+from kexpfam.data.scaling import InputScaling, Scaling
 
 ALL = (
     Real(),
@@ -17,6 +28,7 @@ ALL = (
     Category(("a", "b", "c")),
     Atom(0, "positive"),
     Integer(),
+    Rounded(0.1, 0.0, None, 0.05),
 )
 
 
@@ -30,6 +42,7 @@ def rows_of_all(seed: int, count: int = 60) -> np.ndarray:
         rng.uniform(0, 360, count),
     ]
     columns += [rng.poisson(2, count), rng.integers(3, size=count), paid, rng.integers(-5, 5, count)]
+    columns += [rng.integers(0, 30, count) / 10 + 0.05]
     values = np.column_stack(columns).astype(float)
     values[rng.random(values.shape) < 0.1] = np.nan
     return values
@@ -47,6 +60,9 @@ def rows_of_all(seed: int, count: int = 60) -> np.ndarray:
         ("integer", Integer()),
         ("integer:1:6", Integer(1, 6)),
         ("count", Integer(0)),
+        ("rounded", Rounded()),
+        ("rounded:0.1", Rounded(0.1)),
+        ("rounded:5:0:", Rounded(5, 0)),
         ("category", Category()),
         ("category:low:high", Category(("low", "high"))),
         ("atom:0", Atom(0, Real())),
@@ -60,14 +76,26 @@ def test_a_text_stands_for_a_kind(text, kind):
 def test_kinds_differ():
     assert len({repr(kind) for kind in ALL}) == len(ALL)
     assert all((one == other) == (i == j) for i, one in enumerate(ALL) for j, other in enumerate(ALL))
-    assert set(KINDS) == {"real", "positive", "bounded", "periodic", "integer", "count", "category", "atom"}
+    numbers = {"real", "positive", "bounded", "periodic", "integer", "count", "rounded", "atom"}
+    assert set(KINDS) == numbers | {"category"}
 
 
 @pytest.mark.parametrize(
-    "wrong", ["angle", "bounded:2:1", "periodic", "periodic:0", "atom:0:category", "atom:3:count", 7, None]
+    "wrong",
+    [
+        "angle",
+        "bounded:2:1",
+        "periodic",
+        "periodic:0",
+        "atom:0:category",
+        "atom:3:count",
+        "rounded:0",
+        7,
+        None,
+    ],
 )
 def test_what_stands_for_no_kind_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"kind|bound|period|lacks|atom"):
+    with pytest.raises(ValueError, match=r"kind|bound|period|lacks|atom|step"):
         as_kind(wrong)
 
 
@@ -79,6 +107,7 @@ def test_what_stands_for_no_kind_is_refused(wrong):
         (Bounded(None, 1), [-1e9, 1.0], [1.1]),
         (Integer(0), [0.0, 7.0], [-1.0, 0.5]),
         (Category(("a", "b")), [0.0, 1.0], [-1.0, 2.0]),
+        (Rounded(0.1, 0, 2), [0.0, 0.1, 0.14, 2.0], [-0.1, 2.1]),
         (Atom(0, "positive"), [0.0, 2.0], [-1.0]),
         (Atom(-1, "count"), [-1.0, 0.0, 3.0], [-2.0, 0.5]),
     ],
@@ -103,13 +132,25 @@ def test_only_lengths_are_stretched():
     values = rows_of_all(0)
     units = Scaling.of(values, ALL)
     found = units.log_jacobians(values)
-    for j in (0, 1, 2, 3, 6):
+    for j in (0, 1, 2, 3, 6, 8):
         there = ~np.isnan(values[:, j]) & (values[:, j] != 0.0)
         z, near = (units.to_model(points)[there, j] for points in (values, values * (1 + 1e-6)))
         moved = (near - z) / (1e-6 * values[there, j])
         assert found[there, j] == pytest.approx(np.log(moved), abs=1e-4)
     assert np.all(found[np.isnan(values) | (values == 0.0)] == 0.0)
     assert np.all(found[:, [4, 5, 7]] == 0.0)
+
+
+def test_an_unknown_input_label_has_no_indicator_or_is_a_learned_gap():
+    columns = np.array([[0.0, 0.0], [1.0, np.nan], [2.0, 1.0]]).repeat(100, axis=0)
+    kinds = (Category(("a", "b", "c")), Category(("d", "e")))
+    scaling = InputScaling.of(columns, kinds, inputs=True)
+    found = scaling.to_model(np.array([[1.0, 0.0], [-1.0, np.nan], [-1.0, -1.0]]))
+    assert found[0].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    assert found[1].tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert found[2].tolist() == found[1].tolist()
+    rare = InputScaling.of(columns[::2], kinds, inputs=True).to_model(np.array([[0.0, -1.0]]))
+    assert rare.tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
 class TestTableSchema:

@@ -78,6 +78,7 @@ COLUMNS = {
     "periodic": ("periodic:360", lambda u: 360.0 * u, (np.arange(0.05, 360.0, 0.1), 0.1)),
     "integer": ("integer", lambda u: np.floor(7.0 * u) - 3.0, (np.arange(-300.0, 301.0), 1.0)),
     "count": ("count", lambda u: np.floor(5.0 * u), (np.arange(0.0, 601.0), 1.0)),
+    "rounded": ("rounded:0.5", lambda u: np.floor(7.0 * u) / 2.0 - 1.5, (np.arange(-150.0, 150.5, 0.5), 0.5)),
     "category": ("category", lambda u: np.floor(3.0 * u), (np.arange(3.0), 1.0)),
     "atom": (
         "atom:0:real",
@@ -488,6 +489,11 @@ def check_target_columns(case):
         assert len(case.model.target_columns_) == 1
 
 
+def check_steps(case):
+    """The columns of the cases have many decimals, except for whole numbers and halves."""
+    assert set(case.model.steps_.values()) <= {0.5, 1.0}
+
+
 KERNEL_ATTRIBUTES = ("base_", "lengthscale_", "polish_", "rkhs_penalty_", "selection_", "solution_")
 
 
@@ -512,6 +518,7 @@ def check_condition_lengthscale(case):
 CONTRACTS = {
     **dict.fromkeys(KERNEL_ATTRIBUTES, check_kernel_fit),
     "condition_lengthscale_": check_condition_lengthscale,
+    "steps_": check_steps,
     "calibrate": check_calibrate,
     "copying": check_copying,
     "explain": check_explain,

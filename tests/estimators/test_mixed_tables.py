@@ -6,7 +6,14 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import Bounded, ColumnKindWarning, ConditionalKernelExpFamily, Kernel, KernelExpFamily
+from kexpfam import (
+    Bounded,
+    ColumnKindWarning,
+    ConditionalKernelExpFamily,
+    Kernel,
+    KernelExpFamily,
+    UnseenLabelWarning,
+)
 from kexpfam.data.kinds import Atom, Category, Integer, Periodic, Positive, Real
 from kexpfam.fit.learned import Learned
 
@@ -166,8 +173,40 @@ def test_gaps_that_inputs_did_not_have_are_named(counts):
     frame = table(7).head(3).drop(columns="visits")
     with pytest.raises(ValueError, match=r"NaN in column\(s\) age"):
         counts.score_samples(frame.assign(age=np.nan), np.array([1, 2, 3]))
-    with pytest.raises(ValueError, match="kind holds 'x'"):
-        counts.score_samples(frame.assign(kind="x"), np.array([1, 2, 3]))
+
+
+def test_unseen_input_labels_are_unknown_with_one_warning_that_names_them(counts, tmp_path):
+    frame, y = table(7).head(4).drop(columns="visits"), np.array([1, 2, 3, 4])
+    new = frame.assign(kind=["u", "x", "z", "x"])
+    with pytest.warns(UnseenLabelWarning, match=r"unknown: column 'kind' holds 'x', 'z'\.$") as caught:
+        found = counts.score_samples(new, y)
+    assert len(caught) == 1
+    counts.save(tmp_path / "counts.kexpfam")
+    again = kexpfam.load(tmp_path / "counts.kexpfam")
+    with pytest.warns(UnseenLabelWarning):
+        np.testing.assert_allclose(again.score_samples(new, y), found)
+    seen = np.stack([counts.score_samples(frame.assign(kind=label), y) for label in "uv"])
+    assert np.all(np.isfinite(found)) and found[0] == pytest.approx(seen[0, 0])
+    # The law of an unknown label is not that of one of the labels.
+    assert np.abs(seen[:, 1:] - found[1:]).min() > 1e-6
+    with pytest.warns(UnseenLabelWarning):
+        assert counts.given(new.iloc[[1]]).condition["kind"] is None
+        assert counts.sample(new, 2, random_state=0).shape == (8, 2)
+        assert np.all(np.diff(counts.quantile(new, [0.1, 0.5, 0.9]), axis=1) >= 0.0)
+    with pytest.warns(UnseenLabelWarning), pytest.raises(ValueError, match="unknown labels"):
+        counts.update(new, y)
+
+
+def test_an_unseen_label_has_density_zero_as_a_target_and_in_a_joint_row(model):
+    frame = table(0).dropna()
+    X = frame[["age", "paid"]].to_numpy()
+    labels = ConditionalKernelExpFamily(learned=SMALL, random_state=0).fit(X, frame["kind"])
+    found = labels.score_samples(X[:2], np.array(["u", "x"], object))
+    assert np.isfinite(found[0]) and found[1] == -np.inf
+    rows = table(8).dropna().head(2).assign(kind=["u", "x"])
+    joint = model.score_samples(rows)
+    assert np.isfinite(joint[0]) and joint[1] == -np.inf
+    assert model.marginal(["kind"]).score_samples(pd.DataFrame({"kind": ["x"]})).tolist() == [-np.inf]
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,11 @@ def test_held_out_parts_may_be_given():
     ensemble = learned(sample, settings, held=parts)
     assert len(ensemble.chain.order) == 6, "three parts of two members each"
     assert np.array_equal(np.isfinite(ensemble.held_out), np.arange(90) < 60)
+
+
+def test_views_are_checked_and_repeated():
+    with pytest.raises(ValueError, match="views must be made of"):
+        Learned(views=("plain", "forest"))
+    settings = Learned(repeats=4)
+    assert settings.repeated_views(trees=True) == ("plain", "encoded", "encoded+trees", "plain")
+    assert settings.repeated_views(trees=False) == ("plain", "encoded", "plain")

@@ -82,7 +82,7 @@ def test_noise_is_not_polished(seed):
 
 
 def test_a_fit_says_whether_it_was_polished():
-    settings = Learned(folds=2, repeats=1, width=8, epochs=2, cells=64)
+    settings = Learned(folds=2, repeats=1, width=8, epochs=2, cells=64, polish=(0.1, 0.01))
     with double_precision():
         plain, better = (
             learn(skewed(0, 200), one, key=jr.key(0))

@@ -112,9 +112,9 @@ def test_the_report_has_a_row_for_each_labelled_measurement_and_json_has_all():
     found = diagnosis_of(shift=0.4**0.5)
     lines = str(found).splitlines()
     assert lines[0].split() == ["verdict:", "FAIR"]
-    assert len(lines) == 1 + len(found.labelled()) + len(found.advice)
+    assert len(lines) == 3 + len(found.labelled()) + len(found.advice)
     told = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert set(told) == {"verdict", "advice", *found}
+    assert set(told) == {"verdict", "solved", "fits", "advice", *found}
     assert told["sampler_kl"]["level"] == "fair" and "sample(..., refine=10)" in told["sampler_kl"]["meaning"]
 
 

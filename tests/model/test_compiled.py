@@ -7,14 +7,16 @@ import jax
 import numpy as np
 import pytest
 from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 
 from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.chain import Chain, Layout
+from kexpfam.model.chain import AtomLaw, Chain, ChainSampler, Layout, piecewise_knots
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import Distributions, MomentWarning
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 from kexpfam.model.measures import Gaussian
+from kexpfam.model.partial import log_evidence
 
 MIXED = (Real(), Category(("a", "b", "c")), Integer(0), Periodic(1.0), Atom(0, "positive"), Bounded(0, None))
 NOTHING = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
@@ -100,7 +102,8 @@ def test_scores_do_not_depend_on_the_rows_beside_them():
 
 def test_other_numbers_of_rows_compile_nothing(compilations):
     density, values = real(0.0), np.random.default_rng(0).normal(size=(700, 3))
-    density.log_density(values[:1]), density.log_density(values)
+    for count in (1, 20, 700):
+        density.log_density(values[:count])
     other = dataclasses.replace(density, members=shaken(density.members, 5))
     before = compilations.count
     assert before > 0
@@ -158,7 +161,7 @@ def test_distributions_of_other_numbers_of_rows_compile_nothing(compilations):
         lambda rows: density.crps(y[rows], X[rows]),
     ]
     for call in calls:
-        call(slice(100)), call(slice(1))
+        call(slice(100)), call(slice(1)), call(slice(200))
     before = compilations.count
     assert before > 0
     for k, count in enumerate(np.random.default_rng(1).integers(1, 100, 50)):
@@ -197,3 +200,79 @@ def test_draws_in_blocks_follow_the_law():
     z = law.scaling.to_model(law.sample(10_000, key=jax.random.key(0)))
     assert np.cov(z.T) == pytest.approx(np.eye(3) + 0.5, abs=0.08)
     assert np.corrcoef(z[:4096, 0], z[4096:8192, 0])[0, 1] == pytest.approx(0.0, abs=0.06)
+
+
+def encoded(kinds=MIXED) -> ChainDensity:
+    """Return members whose inputs are encoded by pieces too."""
+    scaling = Scaling.of(table(200), kinds)
+    layout, rng = Layout.of(scaling), np.random.default_rng(0)
+    rows = layout.encoding(scaling.to_model(table(200)))
+    knots = np.stack([piecewise_knots(rows, 8)] * 3)
+    orders = np.stack([rng.permutation(len(kinds)) for _ in range(3)])
+    chain = Chain.draw(0, orders, layout, width=12, depth=2, seed=0, knots=knots)
+    return ChainDensity(shaken(chain, 1), scaling, NOTHING)
+
+
+def drawn_by_masked_network(member: Chain, levels: np.ndarray) -> np.ndarray:
+    """Return draws of a member, the whole network once per column."""
+    layout, targets = member.columns, np.zeros(levels.shape)
+    for j, column in enumerate(map(int, member.order)):
+        parts, logits = member.outputs(member.rows(targets.astype(np.float32), np.zeros((len(levels), 0))))
+        f, place = layout.place(column)
+        logit = logits[:, layout.atoms.index(column)] if column in layout.atoms else None
+        law = AtomLaw(layout.families[f].at(place), parts[f][:, place], logit)
+        targets[:, column] = law.drawn(levels[:, j], None)[0]
+    return targets
+
+
+def test_sorted_units_give_the_draws_of_the_masked_network():
+    density = encoded()
+    levels = np.random.default_rng(1).random((60, len(MIXED))).astype(np.float32)
+    for k in range(len(density)):
+        member = density.members.member(k)
+        found = ChainSampler(member).sample(np.zeros((60, 0)), levels).targets
+        expected = drawn_by_masked_network(member, levels)
+        same = np.isclose(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+        # Rounding may move a draw across the end of a label, and then the columns after it.
+        assert np.mean(np.all(same, axis=1)) > 0.95
+
+
+def test_fewer_draws_than_members_are_drawn():
+    for count in (0, 1, 2):
+        assert encoded().sample(count, key=jax.random.key(count)).shape == (count, len(MIXED))
+
+
+def test_gaps_are_integrated_out_of_a_law_without_a_program(compilations):
+    law, rng = stack().parts[0], np.random.default_rng(0)
+    values, known = rng.normal(2.0, 3.0, (30, 3)), rng.random((30, 3)) < 0.6
+    known[:2] = [[True] * 3, [False] * 3]
+    before = compilations.count
+    found = log_evidence(law, np.where(known, values, np.nan), 16, key=jax.random.key(0))
+    z, slopes = law.scaling.to_model(values), law.scaling.log_jacobians(values)
+    for row, own, score in zip(range(30), known, found, strict=True):
+        normal = (
+            multivariate_normal(np.zeros(own.sum()), (np.eye(3) + 0.5)[own][:, own]) if own.any() else None
+        )
+        expected = 0.0 if normal is None else normal.logpdf(z[row, own]) + slopes[row, own].sum()
+        assert score == pytest.approx(expected, abs=1e-9)
+    assert compilations.count == before
+
+
+def test_draws_do_not_depend_on_inputs_that_a_member_does_not_use():
+    chain = Chain.draw(
+        2,
+        np.zeros((2, 1), int),
+        Layout.real(1),
+        width=12,
+        depth=2,
+        seed=0,
+        sees=np.array([[1.0, 0.0], [1.0, 1.0]]),
+    )
+    chain, levels = shaken(chain, 4), np.full((20, 1), 0.3, np.float32)
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    other = np.column_stack([x[:, 0], x[:, 1] + 3.0])
+    first, second = (
+        [ChainSampler(chain.member(k)).sample(at, levels).targets for at in (x, other)] for k in (0, 1)
+    )
+    assert np.array_equal(*first)
+    assert not np.allclose(*second)

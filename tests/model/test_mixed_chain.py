@@ -10,9 +10,9 @@ import pytest
 from scipy.integrate import simpson
 from scipy.stats import kstest
 
-from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real
+from kexpfam.data.kinds import Atom, Bounded, Category, Integer, Periodic, Positive, Real, Rounded
 from kexpfam.data.scaling import Scaling
-from kexpfam.fit.learned import Learned, tilted_targets
+from kexpfam.fit.learned import Learned, tilted_columns
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import Chain, Layout
 from kexpfam.model.density import Inputs
@@ -27,6 +27,7 @@ KINDS = (
     Atom(0, "positive"),
     Bounded(0, None),
     Atom(0, "count"),
+    Rounded(0.5, offset=0.2),
 )
 
 
@@ -42,7 +43,7 @@ def table(seed: int, count: int = 80) -> np.ndarray:
         np.where(rng.random(count) < 0.3, 0.0, rng.lognormal(size=count)),
         rng.exponential(size=count),
     ]
-    columns += [rng.poisson(1, count)]
+    columns += [rng.poisson(1, count), 0.5 * np.round(2.0 * rng.normal(size=count)) + 0.2]
     return np.column_stack(columns).astype(float)
 
 
@@ -75,6 +76,11 @@ def test_a_column_is_normalised_in_its_own_measure(column, seed):
     kind = KINDS[column]
     if isinstance(kind, Category | Integer) or (isinstance(kind, Atom) and isinstance(kind.rest, Integer)):
         total = densities(np.arange(3.0 if isinstance(kind, Category) else 1000.0)).sum()
+    elif isinstance(kind, Rounded):
+        total = 0.5 * densities(0.5 * np.arange(-600, 600) + 0.2).sum()
+        # The density is constant within half a step.
+        near = densities(np.array([0.7, 0.7 - 0.24, 0.7 + 0.24]))
+        assert near == pytest.approx(near[0], rel=1e-5)
     elif isinstance(kind, Atom):
         logs = np.linspace(-14.0, 14.0, 4001)
         total = simpson(densities(np.exp(logs)) * np.exp(logs), logs) + densities(np.zeros(1))[0]
@@ -126,7 +132,7 @@ def test_draws_follow_the_density_and_stay_in_the_support(seed):
     """The sampler's log density is that of the chain, and draws lie in the support."""
     values, rng = table(seed), np.random.default_rng(seed)
     units, chain = rough(KINDS, values, seed=seed)
-    draws = chain.sample(np.zeros((3000, 0)), uniform_levels(rng, 3000, 7))
+    draws = chain.sample(np.zeros((3000, 0)), uniform_levels(rng, 3000, len(KINDS)))
     found = chain.log_densities(draws.targets, np.zeros((3000, 0)), cells=CELLS).sum(1)
     ratio = draws.log_density - found
     assert abs(ratio.mean()) < 4.0 * ratio.std() / np.sqrt(3000) + 2e-3
@@ -152,7 +158,16 @@ def test_draws_of_values_are_as_frequent_as_they_are_probable(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    [Real(), Positive(), Bounded(0, 3), Periodic(3.0), Integer(0), Atom(0, "positive"), Atom(1, "real")],
+    [
+        Real(),
+        Positive(),
+        Bounded(0, 3),
+        Periodic(3.0),
+        Integer(0),
+        Rounded(0.25, 0, offset=0.1),
+        Atom(0, "positive"),
+        Atom(1, "real"),
+    ],
 )
 def test_a_distribution_function_is_that_of_the_draws(kind):
     values = np.random.default_rng(0).integers(0, 3, (60, 1)).astype(float) + (0.0 if kind.discrete else 0.1)
@@ -216,7 +231,7 @@ def test_a_column_of_labels_leaves_the_others_as_they_are():
     beside = Scaling.of(labelled, (*kinds, Category(("a", "b"))))
     for name in ("shift", "scale", "centre", "spread", "powers", "arcsinh"):
         assert np.array_equal(getattr(alone, name), getattr(beside, name)[:3])
-    count = lambda scaling: Learned().resolution(100_000, tilted_targets(scaling))
+    count = lambda scaling: Learned().resolution(100_000, len(tilted_columns(scaling)))
     assert count(alone) == count(beside)
     first, second = (Layout.of(scaling, bumps=24).families for scaling in (alone, beside))
     assert len(second) == len(first) + 1

@@ -191,3 +191,18 @@ def test_a_notebook_shows_the_verdict_once_there_is_one():
     for shown in (model._repr_html_(), model._repr_mimebundle_()["text/html"], diagnosis._repr_html_()):
         assert f">{diagnosis.verdict.upper()}<" in shown
     assert "diagnose()" in model.fit(frame(["a", "b"]))._repr_html_()
+
+
+@pytest.mark.parametrize("shift, level", [(0.0, "good"), (5.0, "poor")])
+def test_the_verdict_on_held_out_rows_is_that_of_their_coverage(shift, level):
+    """Rows of another population are not called good, and the page explains both halves of the verdict."""
+    page = joint("a", "b").report(X=frame(["a", "b"], 200) + shift)
+    said = Outline(page.html).said
+    assert f'class="verdict {level}"' in page.html
+    assert ("do not look like draws" in said) == (level == "poor")
+    assert "whether the problem was solved" in said and "whether the density fits" in said
+
+
+def test_a_report_on_many_columns_has_at_most_a_megabyte():
+    page = joint(*(f"column {k}" for k in range(14))).report()
+    assert len(page.html.encode()) <= 2**20

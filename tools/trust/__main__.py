@@ -12,11 +12,15 @@ import time
 from pathlib import Path
 
 from reproduction.records import Ledger, provenance
-from tools.trust import cases, faults, load
+from tools.trust import calibration, cases, faults, load, normalisers, samplers, verdicts
 from tools.trust.outcomes import Check, Outcome
 from tools.trust.page import ROOT, SPEC, page
 
-CHECKS: dict[str, Check] = {**faults.CHECKS, **cases.CHECKS, **load.CHECKS}
+CHECKS: dict[str, Check] = {
+    name: check
+    for module in (faults, cases, load, verdicts, normalisers, samplers, calibration)
+    for name, check in module.CHECKS.items()
+}
 MOST_SHOWN = 10
 
 

@@ -178,16 +178,18 @@ class ScoreMatchingExpFamily(DensityEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+    def sample(
+        self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0, exact: bool = False
+    ) -> Any:
         """Return draws of shape (n_samples, n_features), each from its own HMC chain.
 
         ``refine=0`` starts the chains at training points, so that modes keep the data's shares. ``refine=k``
         starts them at importance-resampled draws of a mixture, so that modes have the shares of the fitted
-        density, and takes k steps.
+        density, and takes k steps. ``exact=True`` is that of ``KernelExpFamily.sample``.
         """
         check_is_fitted(self, "density_")
-        if refine:
-            return super().sample(n_samples, random_state, refine=refine)
+        if refine or exact:
+            return super().sample(n_samples, random_state, refine=refine, exact=exact)
         from kexpfam.integrate.chains import walked  # BlackJAX is slow to import
 
         count = whole("n_samples", n_samples, 1)

@@ -37,8 +37,10 @@ def summary(estimator: Any, what: str, score: float) -> str:
         kernel = f"{scales}, penalty {estimator.rkhs_penalty_:.0e}, base {base}"
     several = len(estimator.candidates_) > 1
     candidates = [f"{one.name}: {one}" for one in estimator.candidates_] if several else []
+    steps = ", ".join(f"{name} to {step:g}" for name, step in estimator.steps_.items())
+    rounded = [f"draws are rounded as the data are: {steps}"] if steps else []
     scored = f"mean log density of the training rows {score:.4f}"
-    return "\n".join([f"fitted {estimator.n_rows_} rows of {what}: {kernel}", *candidates, scored])
+    return "\n".join([f"fitted {estimator.n_rows_} rows of {what}: {kernel}", *candidates, *rounded, scored])
 
 
 def facts(estimator: Any, output: Path, score: float) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
     check_spread(X, names)
     _refuse_constant(constant_columns(X), names)
     _check_collinear(X, names, "column(s)")
-    _warn_of_ties(X, "the data", "Jitter rounded data by its rounding step.")
+    _warn_of_ties(X, "the data", "Use kind 'rounded' for rounded columns.")
 
 
 def check_targets(
@@ -44,7 +44,7 @@ def check_targets(
     if constant:
         message = f"constant input column(s) {constant} say nothing about y and are ignored."
         warnings.warn(message, UserWarning, stacklevel=caller_level())
-    _warn_of_ties(targets, "y", "Jitter rounded targets by their rounding step; use a classifier for labels.")
+    _warn_of_ties(targets, "y", "Use kind 'rounded' for rounded targets, 'category' for labels.")
 
 
 def check_kinds(values: np.ndarray, columns: TableSchema) -> None:

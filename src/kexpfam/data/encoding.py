@@ -8,6 +8,8 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
+from kexpfam.data.rounding import Rounding
+from kexpfam.data.sample import PlainModule
 from kexpfam.data.scaling import heavy_tailed_columns
 from kexpfam.stacklevel import caller_level
 
@@ -15,6 +17,8 @@ from kexpfam.stacklevel import caller_level
 FEW_VALUES, REPEATED = 20, 10
 # A column within 0 and 1 that comes this close to both may be a proportion.
 CLOSE_TO_ENDS = 0.1
+# Labels of a column that a message names.
+MOST_NAMED = 5
 
 DATES = (
     "dates or durations: convert them to numbers, such as days since the first of them, or hours of the day "
@@ -28,11 +32,20 @@ class ColumnKindWarning(UserWarning):
     """A column of real numbers has values typical of another kind."""
 
 
-class TableSchema(eqx.Module):
-    """The names and kinds of the columns of a table, which encode cells as numbers and decode numbers."""
+class UnseenLabelWarning(UserWarning):
+    """Some input labels were not among those of the fit and are treated as unknown."""
+
+
+class TableSchema(PlainModule):
+    """The names and kinds of the columns of a table, which encode cells as numbers and decode numbers.
+
+    ``roundings`` are the lattices of the table's cells, to which decoded draws are rounded; None where there
+    is none, and empty if there is none at all.
+    """
 
     kinds: tuple[AbstractKind, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    roundings: tuple[Rounding | None, ...] = eqx.field(static=True, default=())
 
     @staticmethod
     def of(
@@ -52,6 +65,29 @@ class TableSchema(eqx.Module):
         kinds = [_kind(asked.get(j), column, labels[j]) for j, column in enumerate(columns)]
         return TableSchema(tuple(kinds), None if names is None else tuple(map(str, names)))
 
+    def with_roundings(self, values: np.ndarray, wanted: Wanted) -> "TableSchema":
+        """Return the schema with the lattices of the values of columns that are not labels, whole or angles.
+
+        Columns of which "real" was requested have none.
+        """
+        asked = _by_position(wanted, len(self.kinds), self.names)
+        own = [
+            kind.others.has_kernel and not (kind.is_default and j in asked)
+            for j, kind in enumerate(self.kinds)
+        ]
+        found = [Rounding.found(values[:, j]) if rounds else None for j, rounds in enumerate(own)]
+        return TableSchema(self.kinds, self.names, tuple(found) if any(found) else ())
+
+    @property
+    def steps(self) -> dict[str | int, float]:
+        """Return the rounding step of each rounded column, by name or position."""
+        roundings = self.roundings or (None,) * len(self.kinds)
+        columns = zip(self.shown.items(), roundings, strict=True)
+        found = {
+            name: kind.others.rounding or own for (name, kind), own in columns if not kind.others.discrete
+        }
+        return {name: one.size for name, one in found.items() if one is not None}
+
     @property
     def shown(self) -> dict[str | int, AbstractKind]:
         """Return the kinds by name, or by position where the columns have no names."""
@@ -70,12 +106,25 @@ class TableSchema(eqx.Module):
         parts = zip(columns, self.kinds, map(str, self.names or range(len(self.kinds))), strict=True)
         return np.column_stack([kind.numbers(column, name, unknown=unknown) for column, kind, name in parts])
 
+    def warn_of_unseen(self, columns: Sequence[np.ndarray], values: np.ndarray) -> None:
+        """Warn of labels that are no labels of their column, -1 among the values."""
+        found = []
+        for j, (name, kind) in enumerate(self.shown.items()):
+            if kind.categorical and np.any(new := values[:, j] < 0.0):
+                labels = list(dict.fromkeys(columns[j][new].tolist()))
+                more = f" and {len(labels) - MOST_NAMED} others" if len(labels) > MOST_NAMED else ""
+                found.append(f"column {name!r} holds {', '.join(map(repr, labels[:MOST_NAMED]))}{more}")
+        if found:
+            message = f"some labels were not seen during fit and are treated as unknown: {'; '.join(found)}."
+            warnings.warn(message, UnseenLabelWarning, stacklevel=caller_level())
+
     def decode(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
         """Return numbers as cells in one array, of objects if some of them are texts.
 
-        With ``whole``, columns of whole numbers are of an integer type; means of integers are not whole.
+        With ``whole``, columns of whole numbers are of an integer type and rounded numbers are rounded; means
+        are not.
         """
-        if not any(kind.others.discrete for kind in self.kinds):
+        if not any(kind.others.discrete for kind in self.kinds) and not self.roundings:
             return values
         cells = self.cells(values.reshape(-1, values.shape[-1]), whole=whole)
         types = {cell.dtype.kind for cell in cells}
@@ -87,7 +136,13 @@ class TableSchema(eqx.Module):
 
     def cells(self, values: np.ndarray, *, whole: bool = True) -> list[np.ndarray]:
         """Return numbers as cells, one array per column, each of the type of its column."""
-        return [kind.cells(values[:, j], whole=whole) for j, kind in enumerate(self.kinds)]
+        cells = [kind.cells(values[:, j], whole=whole) for j, kind in enumerate(self.kinds)]
+        for j, rounding in enumerate(self.roundings if whole else ()):
+            if rounding is not None:
+                kind, near = self.kinds[j], rounding.nearest(cells[j])
+                # Rounding leads neither out of the support nor to an atom.
+                cells[j] = np.where(kind.inside(near) & (near != kind.atom), near, cells[j])
+        return cells
 
     def inside(self, values: np.ndarray) -> np.ndarray:
         """Return which rows of numbers lie in the support."""
@@ -113,7 +168,8 @@ class TableSchema(eqx.Module):
         doubted = [j for j, kind in enumerate(self.kinds) if kind.is_default and j not in asked]
         names = list(self.shown)
         for kinds, looks, test in (
-            ("'integer', 'count' or 'category'", "few whole numbers", _few_whole_numbers),
+            ("'integer', 'count', 'rounded' or 'category'", "few whole numbers", _few_whole_numbers),
+            ("'rounded'", "few rounded numbers", _few_rounded_numbers),
             ("'bounded:0:1'", "numbers from 0 to 1", _proportion),
             ("'positive'", "positive numbers with a long tail", _long_tailed),
         ):
@@ -179,10 +235,17 @@ def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractK
     return kind.fitted(column, name)
 
 
+def _few_numbers(column: np.ndarray) -> bool:
+    distinct = len(np.unique(column))
+    return 2 <= distinct <= FEW_VALUES and distinct * REPEATED <= len(column)
+
+
 def _few_whole_numbers(column: np.ndarray) -> bool:
-    distinct = np.unique(column)
-    few = 2 <= len(distinct) <= FEW_VALUES and len(distinct) * REPEATED <= len(column)
-    return bool(few and np.all(distinct == np.round(distinct)))
+    return _few_numbers(column) and bool(np.all(column == np.round(column)))
+
+
+def _few_rounded_numbers(column: np.ndarray) -> bool:
+    return _few_numbers(column) and not _few_whole_numbers(column) and Rounding.found(column) is not None
 
 
 def _long_tailed(column: np.ndarray) -> bool:

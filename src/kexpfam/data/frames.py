@@ -88,6 +88,8 @@ def row_name(names: Sequence[str]) -> str:
 
 def _native(table: Any) -> nw.DataFrame | nw.Series | None:
     """Return a frame or a series wrapped by narwhals, or None for other tables."""
+    if isinstance(table, np.ndarray | list | tuple):  # the tests of narwhals take longer than a score
+        return None
     table = arrow_table(table)
     if isinstance(table, nw.LazyFrame) or nw.dependencies.is_into_lazyframe(table):
         raise TypeError(f"{type(table).__name__} is a lazy query: call collect() on it first.")

@@ -1,7 +1,7 @@
 """Kinds of columns: the support of each, its scaling, its encoding as an input, its family and its cells.
 
 Real, positive, bounded and periodic columns have densities with respect to length; integers, labels and
-atoms have probabilities.
+atoms have probabilities. Rounded numbers have the probability of their interval over its length.
 """
 
 import math
@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtr
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.rounding import Rounding
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import Scaling
 
 # Harmonics of an angle that are inputs of a network.
@@ -26,7 +27,7 @@ FEW_LABELS, IDENTIFYING_SHARE = 20, 0.5
 Label = str | int | float | bool
 
 
-class AbstractKind(eqx.Module):
+class AbstractKind(PlainModule):
     """The kind of a column; values are numbers in data units, NaN where a cell is missing.
 
     The defaults are those of real numbers. ``family`` is the key in ``kexpfam.model.families.FAMILIES`` of
@@ -59,6 +60,11 @@ class AbstractKind(eqx.Module):
     def others(self) -> "AbstractKind":
         """Return the kind of the values beside the atom."""
         return self
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Return the lattice of the values, if there is one."""
+        return Rounding(1.0) if self.discrete else None
 
     @property
     def merges_equal_rows(self) -> bool:
@@ -149,8 +155,7 @@ class AbstractInterval(AbstractKind):
 
     @property
     def ends(self) -> tuple[float, float]:
-        low = -math.inf if self.low is None else float(self.low)
-        return low, math.inf if self.high is None else float(self.high)
+        return _ends(self.low, self.high)
 
 
 class Bounded(AbstractInterval):
@@ -203,6 +208,56 @@ class Integer(AbstractInterval):
         return values.astype(int) if whole and not np.isnan(values).any() else values
 
 
+class Rounded(AbstractKind):
+    """Numbers rounded to multiples of ``step`` from ``low`` to ``high``; ``None`` leaves a side open.
+
+    The law is that of a real number of which the interval within half a step is seen. The density is the
+    probability of the interval over its length, so that it compares with that of real numbers. The step, if
+    it is None, and the ``offset`` of all numbers are taken from the data.
+    """
+
+    step: float | None = eqx.field(static=True, default=None)
+    low: float | None = eqx.field(static=True, default=None)
+    high: float | None = eqx.field(static=True, default=None)
+    offset: float | None = eqx.field(static=True, default=None)
+    family: ClassVar[str] = "lattice"
+
+    def __check_init__(self) -> None:
+        if self.step is not None and not 0.0 < self.step < math.inf:
+            raise ValueError(f"a rounding step must be positive and finite, got {self.step!r}.")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return _ends(self.low, self.high)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        return None if self.step is None else Rounding.of_step(self.step, self.offset or 0.0)
+
+    @property
+    def description(self) -> str:
+        return f"rounded to {self.step:g}" if self.step is not None else "rounded"
+
+    def fitted(self, column: np.ndarray, name: str) -> "Rounded":
+        """Return the kind with the step and the offset of a column."""
+        values = self.numbers(column, name, unknown=False)
+        values = values[~np.isnan(values)]
+        found = self.rounding or Rounding.found(values)
+        if found is None:
+            raise ValueError(
+                f"column {name} is not rounded: no step of up to 8 decimal places fits its values."
+            )
+        if self.offset is None and len(values):
+            found = Rounding.of_step(found.size, float(values[0]))
+        if not np.all(near := found.holds(values)):
+            wrong = f"column {name} holds {values[~near][0]:.12g}"
+            raise ValueError(f"{wrong}, which is no multiple of {found.size:g} beside {values[0]:.12g}.")
+        return Rounded(found.size, self.low, self.high, found.offset / found.unit)
+
+    def scaling(self, column: np.ndarray, *, inputs: bool, power: bool, weight: np.ndarray | None) -> Scaling:
+        return super().scaling(column, inputs=inputs, power=power and inputs, weight=weight)
+
+
 class Category(AbstractKind):
     """Labels; values are positions in ``levels``, which are taken from the data if empty."""
 
@@ -246,6 +301,7 @@ class Category(AbstractKind):
         return _multiple(1.0)
 
     def encoded(self, z: Float[AnyArray, " n"]) -> Float[AnyArray, "n e"]:
+        """Return the indicators of the labels; all are 0 for an unknown label, -1."""
         return (z[:, None] == np.arange(len(self.levels), dtype=z.dtype)).astype(z.dtype)
 
     def centre(self, values: np.ndarray, masses: np.ndarray) -> np.ndarray:
@@ -265,7 +321,7 @@ class Category(AbstractKind):
         return found
 
     def cells(self, values: np.ndarray, *, whole: bool) -> np.ndarray:
-        missing, types = np.isnan(values), {type(level) for level in self.levels}
+        missing, types = ~(values >= 0.0), {type(level) for level in self.levels}
         levels = np.array(self.levels) if len(types) == 1 else np.array(self.levels, object)
         levels = levels.astype(object) if levels.dtype.kind in "UST" or missing.any() else levels
         cells = levels[np.where(missing, 0, values).astype(int)]
@@ -308,6 +364,11 @@ class Atom(AbstractKind):
     def merges_equal_rows(self) -> bool:
         return False
 
+    def fitted(self, column: np.ndarray, name: str) -> "Atom":
+        """Return the atom beside the kind that the other cells have."""
+        values = self.numbers(column, name, unknown=False)
+        return Atom(self.value, self.rest.fitted(values[values != self.value], name))
+
     def inside(self, values: np.ndarray) -> np.ndarray:
         return (values == self.value) | self.others.inside(values)
 
@@ -326,6 +387,7 @@ KINDS: dict[str, Callable[..., AbstractKind]] = {
     "periodic": Periodic,
     "integer": Integer,
     "count": lambda: Integer(0),
+    "rounded": Rounded,
     "category": lambda *levels: Category(tuple(map(str, levels))),
     "atom": Atom,
 }
@@ -379,6 +441,10 @@ def _argument(text: str) -> float | int | str | None:
     except ValueError:
         return text
     return int(number) if number.is_integer() else number
+
+
+def _ends(low: float | None, high: float | None) -> tuple[float, float]:
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
 def _multiple(unit: float) -> Scaling:

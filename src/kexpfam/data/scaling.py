@@ -7,7 +7,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.rounding import Rounding
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 
 # A column whose spread is below this share of its magnitude, a hundred times its rounding, is constant.
@@ -28,7 +29,7 @@ ENOUGH_GAPS = 100
 ARRAYS = ("shift", "scale", "centre", "spread", "powers")
 
 
-class Scaling(eqx.Module):
+class Scaling(PlainModule):
     """The map between data units x and model units z, column by column.
 
     ``u = (x - shift) / scale`` and ``z = (w(u) - centre) / spread``. In the columns of ``arcsinh``, which
@@ -152,8 +153,10 @@ class Scaling(eqx.Module):
             x = xp.where(logs, xp.exp(xp.where(logs, xp.minimum(x, LARGEST_LOGARITHM), 0.0)), x)
         if not self.kinds:
             return x
-        if self._discrete.any():
-            x = xp.where(self._discrete, xp.round(x), x)
+        roundings = [kind.others.rounding for kind in self.kinds]
+        if (on := np.array([one is not None for one in roundings])).any():
+            lattices = Rounding(*np.array([one or Rounding(1.0) for one in roundings]).T)
+            x = xp.where(on, lattices.nearest(x), x)
         low, high = self.ends
         x = xp.clip(x, low, high) if np.isfinite(self.ends).any() else x
         return xp.where(xp.isinf(values), self.atom_values, x) if self._has_atoms else x
@@ -226,7 +229,7 @@ class Scaling(eqx.Module):
         return xp.where(xp.asarray(self.logs), stretch - x, stretch) if any(self.logs) else stretch
 
 
-class InputEncoding(eqx.Module):
+class InputEncoding(PlainModule):
     """The encoding of columns in model units as inputs of a network.
 
     Each column is encoded by its kind; columns with atoms and with missing cells have one more input each,
@@ -271,9 +274,17 @@ class InputEncoding(eqx.Module):
 
 
 class InputScaling(Scaling):
-    """The scaling of conditions, whose rows in model units are the inputs of a network."""
+    """The scaling of conditions, whose rows in model units are the inputs of a network.
+
+    An unknown label, -1, is encoded as a missing cell in columns with enough of them in training.
+    """
 
     def to_model(self, values: Float[AnyArray, "n d"]) -> Float[AnyArray, "n e"]:
+        rare = self.rare or (False,) * len(self.gaps)
+        columns = zip(self.kinds, self.gaps, rare, strict=True)
+        learned = [kind.categorical and gap and not few for kind, gap, few in columns]
+        if any(learned):
+            values = values.__array_namespace__().where(np.array(learned) & (values < 0.0), np.nan, values)
         return InputEncoding.of(self)(super().to_model(values))
 
 

@@ -29,6 +29,7 @@ from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_ou
 from kexpfam.estimators.messages import Seed, check_scale, check_share, one_of, shown, whole
 from kexpfam.estimators.uses import Monitor
 from kexpfam.files import written
+from kexpfam.integrate.exact import exact_draws
 from kexpfam.interrupts import interruptible
 from kexpfam.jax_settings import check_fork, double_precision
 from kexpfam.judge.diagnosis import Diagnosis
@@ -168,7 +169,7 @@ class Estimator(BaseEstimator, abc.ABC):
 
     def _read(self, X: Any, *, reset: bool = False) -> np.ndarray:
         """Return the cells of X as numbers; ``reset`` for those of a fit."""
-        kinds = self.get_params(deep=False).get("columns")
+        kinds = getattr(self, "columns", None)
         return read_features(self, X, kinds=kinds, reset=reset, names=self._names)
 
     def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
@@ -252,10 +253,18 @@ class Estimator(BaseEstimator, abc.ABC):
         return scores(density, targets, *X)
 
     def _draws(
-        self, density: AbstractDensity, count: Any, random_state: Seed, refine: Any, *X: np.ndarray
+        self,
+        density: AbstractDensity,
+        count: Any,
+        random_state: Seed,
+        refine: Any,
+        *X: np.ndarray,
+        exact: bool = False,
     ) -> np.ndarray:
-        """Return plain or refined draws of a density; only kernel models have something to refine."""
+        """Return plain, refined or exact draws; only kernel models have something to refine."""
         count, refine, key = whole("n_samples", count, 1), whole("refine", refine, 0), key_from(random_state)
+        if exact:
+            return exact_draws(density, count, *X, key=key)
         if not refine or not isinstance(density, TiltedDensity):
             return density.sample(count, *X, key=key)
         from kexpfam.integrate.chains import refine as refined  # BlackJAX is slow to import

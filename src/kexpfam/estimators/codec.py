@@ -99,7 +99,7 @@ def _index(X: Any) -> Any:
 
 
 def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: list[str] | None) -> np.ndarray:
-    """Return the cells of X as numbers; missing values are NaN, labels are codes.
+    """Return the cells of X as numbers; missing values are NaN, labels are codes, new labels -1.
 
     ``reset`` is for a fit: the columns are then described anew in ``estimator._codec``. ``kinds`` are those
     the user asked for, or None if the estimator takes real columns only."""
@@ -124,12 +124,16 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
         remedy = " Kinds of y are set with target_columns." if estimator.conditional else ""
         estimator._codec = TableCodec(TableSchema.of(cells, names, kinds, labelled, remedy), layout)
     columns = estimator._codec.columns
-    values = columns.encode(cells, unknown=not reset and not estimator.conditional)
+    values = columns.encode(cells, unknown=not reset)
+    if estimator.conditional and not reset:
+        columns.warn_of_unseen(cells, values)
     if reset:
         check_array(
             values, ensure_all_finite="allow-nan", ensure_min_samples=FEWEST_ROWS, estimator=estimator
         )
         columns.check(values)
+        if not estimator.conditional:
+            estimator._codec = TableCodec(columns.with_roundings(values, kinds), layout)
     return values
 
 
@@ -159,6 +163,8 @@ def read_targets(
     targets = columns.encode(cells, unknown=not reset)
     if reset:
         columns.check(targets)
+        columns = columns.with_roundings(targets, kinds_of_targets(kinds))
+        estimator._target_codec = TableCodec(columns, layout)
     return targets[:, 0] if np.ndim(table) == 1 else targets
 
 

@@ -110,15 +110,28 @@ class ConditionalEstimator(Estimator):
         """Return the (weighted) mean of ``log p(y | x)`` over the rows."""
         return counted_mean(self.score_samples(X, y), sample_weight)
 
-    def sample(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+    def sample(
+        self,
+        X: ArrayLike,
+        n_samples: int = 1,
+        random_state: Seed = None,
+        *,
+        refine: int = 0,
+        exact: bool = False,
+    ) -> Any:
         """Return draws of y for each row of X, of shape (n, n_samples), or (n, n_samples, p) if y has
         columns.
 
         For a frame X they are a frame of n times n_samples rows; its column "row" is the position of the row
         of X. ``refine=k`` chooses among several draws by importance weight and moves the choice by k steps of
-        HMC, which leaves the density invariant."""
+        HMC, which leaves the density invariant.
+
+        Approximate are the transports of ``solver="dde"`` and of the paper's solvers, and the mixture network
+        of a kernel model of three or more targets; ``diagnose().sampler_kl`` says by how much. ``exact=True``
+        draws from the cells of a grid, or by HMC where there is none."""
         features = self._checked_features(X)
-        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, features))
+        drawn = self._draws(self.density_, n_samples, random_state, refine, features, exact=exact)
+        draws = self._decoded(drawn)
         frame = self._target_codec.draws_beside(X, draws, self._output, self._target_names)
         if frame is not None:
             return frame

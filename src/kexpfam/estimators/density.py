@@ -54,14 +54,21 @@ class DensityEstimator(DensityMixin, Estimator):
         """Return the (weighted) mean log density of the rows."""
         return counted_mean(self.score_samples(X), sample_weight)
 
-    def sample(self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0) -> Any:
+    def sample(
+        self, n_samples: int = 1, random_state: Seed = None, *, refine: int = 0, exact: bool = False
+    ) -> Any:
         """Return draws of shape (n_samples, n_features), in a frame if the model was fitted to one (see
         ``set_output``).
 
         ``refine=0`` draws from the fitted sampler. ``refine=k`` resamples by importance weight and moves each
-        draw by k steps of HMC, which leaves the density invariant."""
+        draw by k steps of HMC, which leaves the density invariant.
+
+        The sampler of most models is that of the density. Approximate are the transports of ``solver="dde"``
+        and of the paper's solvers, and the mixture of a kernel model of four or more columns;
+        ``diagnose().sampler_kl`` says by how much. ``exact=True`` draws from the cells of a grid, or by HMC
+        where there is none."""
         check_is_fitted(self, "density_")
-        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine))
+        draws = self._decoded(self._draws(self.density_, n_samples, random_state, refine, exact=exact))
         return self._codec.rows(draws, self._output, self._names or numbered(draws.shape[1]))
 
     @property

@@ -1,6 +1,7 @@
 """Densities derived from a fitted one: under one condition, of some columns given others, and completed
 rows."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,9 @@ class PartialDensity:
 
     @property
     def _own(self) -> TableSchema:
-        return TableSchema(tuple(self.columns.kinds[j] for j in self.kept), tuple(self.names))
+        kinds, roundings = self.columns.kinds, self.columns.roundings
+        kept = tuple(roundings[j] for j in self.kept) if roundings else ()
+        return TableSchema(tuple(kinds[j] for j in self.kept), tuple(self.names), kept)
 
     def _read(self, X: Any) -> np.ndarray:
         if hasattr(X, "columns"):
@@ -241,7 +244,7 @@ class CompletedRows:
     def __init__(
         self, density: Any, columns: TableSchema, values: np.ndarray, draws: int, random_state: Seed
     ) -> None:
-        self.columns, self._key = columns, key_from(random_state)
+        self.columns, self._key, self._known = columns, key_from(random_state), ~np.isnan(values)
         self._completions = completed(density, values, draws, key=self._key)
         found = np.array([tuple(one) for one in self._completions.evidence()])
         self.log_evidence, self.standard_errors, self.effective_draws = found.T
@@ -249,7 +252,9 @@ class CompletedRows:
     def sample(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
         """Return whole rows, (rows, n_samples, columns): known cells as they are, the others drawn."""
         rng = np.random.default_rng(seed_from(key_from(random_state)))
-        return self.columns.decode(self._completions.resampled(whole("n_samples", n_samples, 1), rng))
+        rows = self._completions.resampled(whole("n_samples", n_samples, 1), rng)
+        known = dataclasses.replace(self.columns, roundings=()).decode(rows)
+        return np.where(self._known[:, None], known, self.columns.decode(rows))
 
     def quantile(self, levels: ArrayLike, column: Any) -> np.ndarray:
         """Return the quantiles of one column of numbers in every row, (rows, levels)."""

@@ -30,6 +30,7 @@ from kexpfam.judge.copying import Copying, measure_copying
 from kexpfam.judge.dependence import Independence, independence_test, mutual_information
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.explanation import explain_cells
+from kexpfam.judge.pit import pit_measurements
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.progress import Listener, TimeBudget
 from kexpfam.stacklevel import caller_level
@@ -64,7 +65,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         Lower and upper end of the support, in the data's own units. The density is 0 outside.
     columns : dict or None
         The kinds of the columns of X, by name or position: "real", "positive", "integer", "count",
-        "category", "bounded:0:1", "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``.
+        "category", "bounded:0:1", "periodic:360", "rounded:0.1", "atom:0:positive", or objects such
+        as ``Bounded(0, 1)``.
         Text, booleans and categories of a frame are categories; other columns are real unless they are named
         here. See ``docs/mixed-tables.md``.
     effort : {"fast", "default", "best"}
@@ -98,6 +100,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         The settings of the kernel model, or None.
     columns_ : dict
         The kind of each column, by name or position.
+    steps_ : dict
+        The step of each column of the density that holds rounded numbers, to which draws are rounded.
     n_features_in_ : int
     n_rows_ : int
         The number of rows of the fit, some of which ``training_data_`` keeps.
@@ -190,10 +194,22 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         return self._mean_score(blocks, weighted=sample_weight is not None)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
-        """Return measurements of the quality of the fit; they print as a short report with a verdict."""
+    def diagnose(
+        self,
+        X: ArrayLike | None = None,
+        random_state: Seed = 0,
+        *,
+        settings: Judgement | None = None,
+    ) -> Diagnosis:
+        """Return measurements of the quality of the fit; with held-out rows X, they are compared with draws.
+
+        The measurements print as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        return self._diagnosed([], Judgement.of(settings), key_from(random_state))
+        key, settings, calibration = key_from(random_state), Judgement.of(settings), []
+        if X is not None:
+            points = self._checked_points(X)
+            calibration = pit_measurements(self.density_, None, points, settings=settings, key=key)
+        return self._diagnosed(calibration, settings, key)
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
@@ -367,7 +383,8 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         Lower and upper end of the support of y, in the data's own units. The density is 0 outside.
     columns : dict or None
         The kinds of the columns of X, by name or position: "real", "positive", "integer", "count",
-        "category", "bounded:0:1", "periodic:360", "atom:0:positive", or objects such as ``Bounded(0, 1)``.
+        "category", "bounded:0:1", "periodic:360", "rounded:0.1", "atom:0:positive", or objects such
+        as ``Bounded(0, 1)``.
         Text, booleans and categories of a frame are categories; other columns are real unless they are named
         here. See ``docs/mixed-tables.md``.
     target_columns : dict, kind or None
@@ -403,6 +420,8 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         The settings of the kernel model, or None.
     columns_, target_columns_ : dict
         The kind of each column, by name or position.
+    steps_ : dict
+        The step of each column of the density that holds rounded numbers, to which draws are rounded.
     n_features_in_ : int
     n_rows_ : int
         The number of rows of the fit, some of which ``training_data_`` keeps.

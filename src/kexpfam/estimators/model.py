@@ -31,7 +31,14 @@ from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.learned import EFFORTS, Learned
 from kexpfam.fit.polish import Polish
 from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
-from kexpfam.fit.reference import MOST_ROWS, reference_scores
+from kexpfam.fit.reference import (
+    MOST_SCORED,
+    Comparison,
+    cross_validated,
+    nearest_other,
+    or_normal,
+    plain_scores,
+)
 from kexpfam.fit.select import Kernel, Selection
 from kexpfam.fit.stack import CandidateScore, compete
 from kexpfam.fit.task import Candidate, Fitted, Keys, Splits, Task
@@ -49,8 +56,6 @@ from kexpfam.settings import copy_changed_records
 
 __all__ = ["KernelModel"]
 
-# The largest loss (nats) of a good fit against a plain density, and the fewest rows for the comparison.
-GOOD_LOSS, FEWEST_COMPARED = 0.1, 50
 # Completions of a row with missing values in columns that had few or none during fit.
 GAP_DRAWS = 2048
 
@@ -59,7 +64,15 @@ class KernelModel(Estimator):
     """Base class of ``KernelExpFamily`` and ``ConditionalKernelExpFamily``."""
 
     _takes_kinds: ClassVar[bool] = True
-    _stored: ClassVar[tuple[str, ...]] = ("density_", "_training", "candidates_", "fits_", "n_rows_", "_part")
+    _stored: ClassVar[tuple[str, ...]] = (
+        "density_",
+        "_training",
+        "candidates_",
+        "fits_",
+        "n_rows_",
+        "_part",
+        "_comparison",
+    )
     model: str
     kernel: str | Kernel
     solver: str | Solver
@@ -75,6 +88,7 @@ class KernelModel(Estimator):
     fits_: dict[str, Fitted]
     n_rows_: int
     _part: np.ndarray | None = None  # the part in which each training row was held out, or -1
+    _comparison: Comparison | None = None
 
     # Settings.
 
@@ -168,12 +182,18 @@ class KernelModel(Estimator):
         kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
         kernel.check_widths(targets.shape[1], X.shape[1])
         chosen = candidates(task, self.model, kernel, solver, self._learned, asked=self._asked(len(targets)))
-        self._compete(task, chosen)
+        asked = self.model != "auto" or bool(self._asked(len(targets)))
+        self._compete(task, chosen, default=not asked)
         self.n_rows_ = len(targets) if source.rows is None else source.rows
 
-    def _compete(self, task: Task, chosen: Sequence[Candidate]) -> None:
-        """Fit the candidates and keep their stack, their scores and the held-out rows."""
+    def _compete(self, task: Task, chosen: Sequence[Candidate], *, default: bool = False) -> None:
+        """Fit the candidates and keep their stack, their scores and the held-out rows.
+
+        A fit with ``default`` settings is replaced by a normal that scores higher."""
         stacked = compete(task._replace(compared=len(chosen) > 1), chosen)
+        plain = plain_scores(task)
+        if default:
+            stacked = or_normal(task, stacked, plain)
         self.density_, self.candidates_ = stacked.density, stacked.scores
         self._reference = Reference.of_fit(
             stacked.density, stacked.held_out, task.splits.held, task.sample.weight
@@ -181,6 +201,10 @@ class KernelModel(Estimator):
         stripped = lambda one: dataclasses.replace(one, density=None, held_out=None)
         self.fits_ = {name: stripped(one) for name, one in stacked.fitted.items()}
         self._part = task.splits.part
+        mixture = stacked.fitted.get("mixture")
+        if mixture is not None and mixture.held_out is not None:
+            plain["mixture"] = mixture.held_out
+        self._comparison = Comparison.of(stacked.held_out, plain, task.sample.weight)
 
     def update(self, X: Any, y: Any = None, *, forget: float = 0.0) -> Self:
         """Go on from the fitted model with new rows, at a fraction of the cost of a fit to all rows.
@@ -196,7 +220,8 @@ class KernelModel(Estimator):
         if not 0.0 <= forget < 1.0:
             raise ValueError(f"forget must be at least 0 and below 1, got {shown(forget)}.")
         targets, *conditions = self._scored_rows(X, y)
-        if not np.all(self._described.inside(targets)):
+        seen = all(np.all(self._columns.inside(rows)) for rows in conditions)
+        if not seen or not np.all(self._described.inside(targets)):
             raise ValueError("some new rows have unknown labels or lie outside the support: fit again.")
         with self._fitting() as listener:
             *inputs, known = self._training_columns()
@@ -219,10 +244,12 @@ class KernelModel(Estimator):
         task = self._task(targets, X, RowSource((), None), listener)
         part: Any = self._part
         new: Any = {"share": self._learned.held_out, "seed": task.keys.seed}
+        # Trees are fitted anew, since they must not have seen the rows that they predict.
+        inputs = dataclasses.replace(chain.inputs, trees=None)
         task = task._replace(
             scaling=chain.scaling,
-            inputs=chain.inputs,
-            sample=Sample(chain.scaling.to_model(targets), chain.inputs.to_model(X), self._weight),
+            inputs=inputs,
+            sample=Sample(chain.scaling.to_model(targets), inputs.to_model(X), self._weight),
             splits=Splits.extended(part, len(targets) - len(part), **new),
             checkpoint=None,
         )
@@ -397,6 +424,11 @@ class KernelModel(Estimator):
         """The kind of each column of y, by name or position; empty for p(x)."""
         return {} if self._target_codec is None else self._target_codec.columns.shown
 
+    @property
+    def steps_(self) -> dict[str | int, float]:
+        """The step of each column of the density that holds rounded numbers, by name or position."""
+        return self._described.steps
+
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities; -inf outside the support. Missing cells of columns in which they are rare are
         integrated out."""
@@ -415,7 +447,7 @@ class KernelModel(Estimator):
     def _diagnosed(
         self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
     ) -> Diagnosis:
-        fit = self._kernel_fit
+        fit, (trained, between) = self._kernel_fit, self._training_scores(key)
         found = Evidence(
             density=self.density_,
             training=self._training,
@@ -424,33 +456,40 @@ class KernelModel(Estimator):
             status={"kernel": fit.solution.status} if fit is not None else {},
             facts={name: one.facts for name, one in self.fits_.items()},
             certify=None if fit is None else partial(certified, fit.problem),
-            calibration=[*calibration, *self._compared_with_references(settings, key)],
+            calibration=calibration,
+            comparison=self._held_out_comparison(key),
+            training_score=trained,
+            between_score=between,
             settings=settings,
             key=key,
         )
         return diagnose(found)
 
-    def _compared_with_references(self, settings: Judgement, key: Key[Array, ""]) -> list[Measurement]:
-        """Return the loss against plain densities: the mean log density of training rows, which is
-        optimistic, below the best held-out score of a reference."""
-        if self.conditional or len(self._training) < FEWEST_COMPARED:
-            return []
-        z, weight = self._training[:MOST_ROWS], part_of(self._weight, slice(MOST_ROWS))
+    def _held_out_comparison(self, key: Key[Array, ""]) -> Comparison | None:
+        """Return the comparison with plain densities; a kernel model of given settings is cross-validated."""
+        found, fit = self._comparison, self._kernel_fit
+        if found is None or found.score is not None or fit is None:
+            return found
+        *_, targets = self._training_columns()
         scaling = self.density_.scaling
-        rows = scaling.to_data(z)
-        if not _is_numeric(rows, self._described.kinds):
-            return []
-        jacobian = weighted_mean(scaling.log_jacobian(rows), weight)
-        found = reference_scores(z, weight, seed=seed_from(key))
-        name = max(found, key=lambda one: found[one])
-        own = float(weighted_mean(self._log_density(self.density_, rows), weight))
-        loss = found[name] + float(jacobian) - own
-        level = Judgement.of(settings).below(loss, GOOD_LOSS)
-        meaning = "The fit is at least as good as plain densities."
-        if level != "good":
-            meaning = f"A {name} fits better: use the default settings, or train longer."
-        text = f"{own:.3f} on training rows, {own + loss:.3f} held out by a {name}"
-        return [Measurement("reference_loss", loss, None, level, meaning, "against plain densities", text)]
+        scores = cross_validated(fit, scaling.to_model(targets), key=key)
+        if scores is None:
+            return found
+        seen, scores = ~np.isnan(scores), scores + scaling.log_jacobian(targets)
+        return found._replace(score=float(weighted_mean(scores[seen], part_of(self._weight, seen))))
+
+    def _training_scores(self, key: Key[Array, ""]) -> tuple[float, float | None]:
+        """Return the mean log density of at most a thousand training rows, and of the points half-way to
+        their nearest neighbours, which is None under conditions and for columns that are not real."""
+        rows = np.random.default_rng(seed_from(key)).permutation(len(self._training))[:MOST_SCORED]
+        *X, targets = self._training_columns()
+        mean = lambda scores: float(weighted_mean(scores, part_of(self._weight, rows)))
+        own = mean(self._log_density(self.density_, targets[rows], *(part[rows] for part in X)))
+        if self.conditional or not _is_numeric(targets, self._described.kinds):
+            return own, None
+        z, scaling = self.density_.scaling.to_model(targets), self.density_.scaling
+        half_way = scaling.to_data(0.5 * (z[rows] + z[nearest_other(z, rows)]))
+        return own, mean(self._log_density(self.density_, half_way))
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:

@@ -1,11 +1,17 @@
 """The learned chain as a candidate: an ensemble of masked networks, each column given the ones before it."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from kexpfam.fit.learned import Learned, learn
+import numpy as np
+
+from kexpfam.data.sample import Sample
+from kexpfam.fit.learned import Learned, learn, tilted_columns
 from kexpfam.fit.task import Candidate, Fitted, Task
+from kexpfam.fit.trees import boosted
 from kexpfam.model.chain import Chain
+from kexpfam.model.density import Inputs
 from kexpfam.model.ensemble import ChainDensity
 
 __all__ = ["ChainCandidate"]
@@ -23,19 +29,40 @@ class ChainCandidate(Candidate):
         return None
 
     def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted:
+        sample, inputs = self._with_trees(task)
         ensemble = learn(
-            task.sample,
+            sample,
             self.settings,
             task.scaling,
             key=task.keys.chain,
             held=task.splits.held,
+            trees=sample.condition.shape[1] - task.sample.condition.shape[1],
             start=self.start,
             report=task.report,
             budget=task.budget,
-            checkpoint=task.checkpoint_for("chain", (task.sample, self.settings, task.scaling)),
+            checkpoint=task.checkpoint_for("chain", (sample, self.settings, task.scaling)),
         )
-        density = ChainDensity(ensemble.chain, task.scaling, task.inputs)
+        density = ChainDensity(ensemble.chain, task.scaling, inputs)
         polish = ensemble.polish
         facts = {} if polish is None else {"polish_gain": polish.gain, "polish_gap": polish.gap}
         held_out = ensemble.held_out + task.log_jacobian
         return Fitted(density, held_out, ensemble.status, facts, ensemble.trace, polish)
+
+    def _with_trees(self, task: Task) -> tuple[Sample, Inputs]:
+        """Return the sample and the inputs with predictions by trees, if those explain the targets."""
+        settings, target = self.settings.boosting, np.asarray(task.sample.target)
+        numeric = [j for j in tilted_columns(task.scaling) if np.isfinite(target[:, j]).all()]
+        views, used = self.settings.repeated_views(trees=True), False
+        if self.start is None:
+            used = task.dim <= settings.targets and any("trees" in view for view in views)
+        elif self.start.sees is not None:
+            # Members that use trees need them again.
+            used, settings = True, dataclasses.replace(settings, explained=-np.inf)
+        if not (task.conditional and used and numeric):
+            return task.sample, task.inputs
+        found = boosted(task.sample, numeric, task.splits.folds, settings, seed=task.keys.seed)
+        if found is None:
+            return task.sample, task.inputs
+        condition = np.concatenate([task.sample.condition, found.held_out], axis=1)
+        sample = Sample(task.sample.target, condition, task.sample.weight)
+        return sample, dataclasses.replace(task.inputs, trees=found.trees)

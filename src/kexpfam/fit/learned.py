@@ -17,6 +17,7 @@ from kexpfam.fit.loop import run
 from kexpfam.fit.members import Hyper, MemberRows, Rates, Trainer, bounded_mean, epochs, with_weights
 from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status
+from kexpfam.fit.trees import Boosting
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import Chain, Layout, piecewise_knots
 from kexpfam.model.families import FAMILIES, AbstractTilted
@@ -24,7 +25,7 @@ from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener, TimeBudget
 from kexpfam.settings import SettingsRecord, check_at_least
 
-__all__ = ["EFFORTS", "Ensemble", "Learned", "learn", "tilted_targets"]
+__all__ = ["EFFORTS", "Ensemble", "Learned", "learn", "tilted_columns"]
 
 # Cells per bump while training; bumps beyond the least are a multiple of EVEN_BUMPS, as blocks of cells are.
 CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
@@ -32,6 +33,10 @@ CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 JUDGED_ROWS = 2048
 # The learning rate of members with encoded inputs, as a share of that of the others.
 ENCODED_RATE = 0.5
+# The rows for which ``lag`` is meant.
+LAG_ROWS = 1_000
+# The parts of a view of the inputs.
+VIEWS = {"plain", "encoded", "trees"}
 # Epochs between two checks of the checkpoint and the stop rule.
 CHUNK = 5
 
@@ -54,9 +59,15 @@ class Learned(SettingsRecord):
         target, but at least twice the width.
     units : int
         See above.
+    views : tuple of str
+        The inputs of the repeats, one after the other, from the first again if there are more repeats:
+        "plain" inputs, "encoded" ones (with a piecewise-linear encoding), "trees" (with predictions by
+        boosted trees), or "encoded+trees". Repeats with trees are left out where there are none, as in joint
+        densities. Held-out rows decide which of the others stay.
     pieces, rows_per_piece : int
-        Every second repeat has a piecewise-linear encoding of its inputs, with this number of pieces, but at
-        least ``rows_per_piece`` rows for each. Held-out rows decide which members stay.
+        The number of pieces of the encoding; each has at least ``rows_per_piece`` rows.
+    boosting : Boosting
+        Settings of the trees.
     steps : int
         Maximal number of updates for ten targets and more, up to 2.5 times as many for fewer. The schedule
         of rates ends there, or after ``epochs`` if that is sooner.
@@ -66,7 +77,8 @@ class Learned(SettingsRecord):
         The smallest rise of the held-out score (nats) that counts as better.
     trial, lag : float
         After this share of the passes a repeat is dropped if its held-out score is ``lag`` (nats) below that
-        of another.
+        of another. With fewer than a thousand rows the lag is larger in proportion: scores are less certain,
+        and training is cheap.
     gain : float
         After the training a repeat is dropped if the held-out score falls by less than this (nats) without
         it.
@@ -92,7 +104,8 @@ class Learned(SettingsRecord):
         The least number of cells of the residual while training; there are four per bump.
     polish : tuple of float
         Falling penalties of the convex problem that corrects the tilts of columns on the real line; held-out
-        rows choose among them. Empty: no correction.
+        rows choose among them. Empty: no correction. With small penalties a tilt can be narrower than the
+        cells of its normaliser, and its densities far too high.
     polish_progress : float
         The smallest rise of the held-out score (nats) that counts as better there.
     polish_steps : int
@@ -102,20 +115,22 @@ class Learned(SettingsRecord):
     """
 
     folds: int = 5
-    repeats: int = 2
+    repeats: int = 3
     rows: int = 20_000
     held_out: float = 0.15
     shuffled: bool = True
     width: int = 64
     depth: int = 2
     units: int = 12
+    views: tuple[str, ...] = ("plain", "encoded", "encoded+trees")
+    boosting: Boosting = Boosting()
     pieces: int = 16
     rows_per_piece: int = 50
     steps: int = 2_000
     epochs: int = 400
     patience: int = 20
     progress: float = 1e-4
-    trial: float = 0.2
+    trial: float = 0.5
     lag: float = 0.1
     gain: float = 0.01
     farthest: float = 20.0
@@ -133,7 +148,7 @@ class Learned(SettingsRecord):
     rows_per_bump: int = 150
     most_bumps: int = 64
     cells: int = 80
-    polish: tuple[float, ...] = (0.1, 0.01, 1e-3, 1e-4)
+    polish: tuple[float, ...] = ()
     polish_progress: float = 1e-3
     polish_steps: int = 100
     polished_rows: int = 400
@@ -147,6 +162,9 @@ class Learned(SettingsRecord):
         check_at_least(self, 0, "rate", "decay", "rkhs_penalty", "dropout", "average", "last_rate")
         if any(low <= 0.0 for low in self.polish):
             raise ValueError(f"polish must be positive penalties, got {self.polish!r}.")
+        parts = {part for view in self.views for part in view.split("+")}
+        if not self.views or not parts <= VIEWS:
+            raise ValueError(f"views must be made of {sorted(VIEWS)}, joined by +, got {self.views!r}.")
         if not 0.0 < self.held_out * self.folds <= 1.0:
             raise ValueError(
                 f"the held-out parts must not overlap: got held_out={self.held_out} and folds={self.folds}."
@@ -156,7 +174,7 @@ class Learned(SettingsRecord):
         """Return the settings of training that goes on from fitted members: fewer epochs, a smaller rate."""
         epochs, patience = max(10, self.epochs // 10), max(3, self.patience // 5)
         changes: Any = {"epochs": epochs, "patience": patience, "rate": 0.1 * self.rate, "warm_up": 1.0}
-        return dataclasses.replace(self, repeats=repeats, **changes)
+        return dataclasses.replace(self, repeats=repeats, views=("plain",), **changes)
 
     def parts(self, rows: int) -> int:
         """Return the number of parts that are held out in turn."""
@@ -179,13 +197,19 @@ class Learned(SettingsRecord):
         """Return the hidden units per layer for so many targets."""
         return self.width if targets == 1 else max(2 * self.width, self.units * targets)
 
-    def knots(self, inputs: Float[np.ndarray, "n a"], parts: int) -> Float[np.ndarray, "m a k"] | None:
-        """Return the knots of each member's encoding; those of the first repeat and every second are equal,
-        which encodes nothing."""
+    def repeated_views(self, *, trees: bool) -> tuple[str, ...]:
+        """Return the view of each repeat, with or without trees."""
+        every = [self.views[k % len(self.views)] for k in range(self.repeats)]
+        return tuple(view for view in every if trees or "trees" not in view)
+
+    def knots(
+        self, inputs: Float[np.ndarray, "n a"], views: tuple[str, ...], parts: int
+    ) -> Float[np.ndarray, "m a k"] | None:
+        """Return the knots of each member's encoding; equal ones encode nothing."""
         pieces = min(self.pieces, len(inputs) // self.rows_per_piece)
-        if pieces < 2 or self.repeats == 1:
+        encoded = np.repeat(["encoded" in view for view in views], parts)
+        if pieces < 2 or not encoded.any():
             return None
-        encoded = (np.arange(self.repeats) % 2 == 1).repeat(parts)
         return encoded[:, None, None] * piecewise_knots(inputs, pieces)
 
     def batch_size(self, rows: int) -> int:
@@ -213,7 +237,7 @@ class Learned(SettingsRecord):
             self.patience,
             self.progress,
             round(self.trial * epochs),
-            self.lag,
+            self.lag * max(1.0, LAG_ROWS / rows),
             self.farthest,
             seed,
         )
@@ -221,9 +245,9 @@ class Learned(SettingsRecord):
 
 # Settings by effort. Twice as many members take about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, epochs=200, steps=1_000, patience=8, polish=()),
+    "fast": Learned(folds=2, repeats=2, epochs=200, steps=1_000, patience=8, polish=()),
     "default": Learned(),
-    "best": Learned(folds=6, repeats=4, rows=60_000, patience=40, steps=8_000, epochs=800),
+    "best": Learned(folds=6, repeats=6, rows=60_000, patience=40, steps=8_000, epochs=800),
 }
 
 
@@ -247,6 +271,7 @@ def learn(
     *,
     key: Key[Array, ""],
     held: Int[np.ndarray, "parts h"] | None = None,
+    trees: int = 0,
     start: Chain | None = None,
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
@@ -255,21 +280,24 @@ def learn(
     """Return an ensemble learned from a sample in model units.
 
     ``scaling`` is that of the targets, with their kinds; without it they are real. ``held`` are the parts of
-    rows that are held out in turn; without it they are drawn at random. ``start`` are the members that
-    training starts from; without it their weights are random.
+    rows that are held out in turn; without it they are drawn at random. The last ``trees`` conditions are
+    predictions by trees. ``start`` are the members that training starts from; without it their weights are
+    random.
     """
     rows, dim = sample.target.shape
     seed_key, run_key = jr.split(key)
     seed = seed_from(seed_key)
-    held, kept, orders = _dealt(rows, dim, settings, held, np.random.default_rng(seed))
-    parts = len(held) // settings.repeats
-    bumps = settings.resolution(rows, dim if scaling is None else tilted_targets(scaling))
+    views = settings.repeated_views(trees=trees > 0)
+    held, kept, orders = _dealt(rows, dim, settings, held, len(views), np.random.default_rng(seed))
+    parts = len(held) // len(views)
+    bumps = settings.resolution(rows, dim if scaling is None else len(tilted_columns(scaling)))
     layout = Layout.real(dim, bumps=bumps) if scaling is None else Layout.of(scaling, bumps=bumps)
     shape = {"width": settings.hidden(dim), "depth": settings.depth, "seed": seed}
     target, condition = (np.asarray(part) for part in (sample.target, sample.condition))
     if start is None:
-        knots = settings.knots(np.concatenate([condition, layout.encoding(target)], axis=1), parts)
-        start = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, **shape)
+        inputs = np.concatenate([condition, layout.encoding(target)], axis=1)
+        knots, sees = settings.knots(inputs, views, parts), _seen(condition.shape[1], trees, views, parts)
+        start = Chain.draw(condition.shape[1], orders, layout, z=target, knots=knots, sees=sees, **shape)
     chain, layout, knots = start, start.columns, start.knots
     cells = max(settings.cells, CELLS_PER_BUMP * bumps)
     trainer = settings.trainer(parts, kept.shape[1], dim, cells, seed_from(run_key))
@@ -301,9 +329,10 @@ def learn(
     return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
 
 
-def tilted_targets(scaling: Scaling) -> int:
-    """Return the number of targets whose laws have bumps; labels and angles have none."""
-    return sum(issubclass(FAMILIES[kind.others.family], AbstractTilted) for kind in scaling.kinds)
+def tilted_columns(scaling: Scaling) -> list[int]:
+    """Return the targets whose laws have bumps; labels and angles have none."""
+    tilted = [issubclass(FAMILIES[kind.others.family], AbstractTilted) for kind in scaling.kinds]
+    return np.flatnonzero(tilted).tolist()
 
 
 def _dealt(
@@ -311,6 +340,7 @@ def _dealt(
     dim: int,
     settings: Learned,
     held: Int[np.ndarray, "parts h"] | None,
+    repeats: int,
     rng: np.random.Generator,
 ) -> tuple[Int[np.ndarray, "m h"], Int[np.ndarray, "m k"], Int[np.ndarray, "m d"]]:
     """Return the rows that each member holds out, those that it trains on, and its order of the columns."""
@@ -323,9 +353,18 @@ def _dealt(
     else:
         held = np.asarray(held)
         kept = np.stack([np.setdiff1d(np.arange(rows), part) for part in held])
-    held, kept = np.tile(held, (settings.repeats, 1)), np.tile(kept, (settings.repeats, 1))
+    held, kept = np.tile(held, (repeats, 1)), np.tile(kept, (repeats, 1))
     orders = [rng.permutation(dim) if settings.shuffled else np.arange(dim) for _ in held]
     return held, kept, np.stack(orders)
+
+
+def _seen(inputs: int, trees: int, views: tuple[str, ...], parts: int) -> Float[np.ndarray, "m p"] | None:
+    """Return which inputs each member uses, as zeros and ones; the last ``trees`` are those of trees."""
+    if trees == 0:
+        return None
+    seen = np.ones((len(views), inputs))
+    seen[["trees" not in view for view in views], -trees:] = 0.0
+    return seen.repeat(parts, axis=0)
 
 
 def better_repeats(

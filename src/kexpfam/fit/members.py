@@ -271,10 +271,11 @@ def _flat(chain: Chain) -> tuple[Float[Array, " w"], Callable[[Float[Array, " w"
 
     One vector has far fewer operations to compile than the tree.
     """
-    own = dataclasses.replace(chain, layout=None, knots=None)
+    fixed: Any = {"knots": chain.knots, "sees": chain.sees}
+    own = dataclasses.replace(chain, layout=None, knots=None, sees=None)
     weights, rest = eqx.partition(own, eqx.is_inexact_array)
     vector, restored = ravel_pytree(weights)
-    return vector, lambda new: dataclasses.replace(eqx.combine(restored(new), rest), knots=chain.knots)
+    return vector, lambda new: dataclasses.replace(eqx.combine(restored(new), rest), **fixed)
 
 
 @partial(jax.jit, static_argnames="cells")

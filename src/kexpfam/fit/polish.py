@@ -87,7 +87,7 @@ def tilted_columns(chain: Chain, sample: Sample, cells: int) -> list[TiltedColum
     """Return the columns on the real line of a member, in the order of ``layout.corrected_owners``."""
     z, masks = np.asarray(sample.target), chain.masks()
     rows = chain.rows(z, np.asarray(sample.condition))
-    units, (parts, _) = chain.units(rows, masks), chain.outputs(rows)
+    units, (parts, _) = chain.masked().units(rows), chain.outputs(rows)
     found = []
     for family, outputs in zip(chain.columns.families, parts, strict=True):
         if not isinstance(family, RealLine):

@@ -58,6 +58,15 @@ class Splits(NamedTuple):
         return found
 
     @property
+    def folds(self) -> Int[np.ndarray, " n"]:
+        """Return the part of each row; rows in none are parts of their own, each with at most a quarter of
+        all rows."""
+        found, rest = self.part, np.flatnonzero(self.part < 0)
+        count = -(-4 * len(rest) // self.rows)
+        found[rest] = len(self.held) + np.random.default_rng(len(rest)).permutation(len(rest)) % max(count, 1)
+        return found
+
+    @property
     def kept(self) -> Int[np.ndarray, "k m"]:
         """Return the rows outside each part."""
         return np.stack([np.setdiff1d(np.arange(self.rows), part) for part in self.held])

@@ -1,4 +1,4 @@
-"""The diagnosis of a fit: named measurements, each with an error and a level, and one verdict."""
+"""The diagnosis of a fit: named measurements, each with an error and a level, and the verdicts."""
 
 import dataclasses
 import enum
@@ -28,12 +28,21 @@ class Judgement(SettingsRecord):
         HMC steps of the draws that plain draws are compared with; 0 omits the comparison.
     good_sampler_kl, good_f_gap, good_normaliser_error : float
         Up to these values (nats) a measurement is good, and up to ``poor`` times these values, fair.
+    good_reference_loss : float
+        Up to this loss (nats) against the best plain density on held-out rows, a fit is good.
+    good_overfit : float
+        Up to this difference (nats per column) between training and held-out rows, a fit is good.
+    good_hole : float
+        Up to this difference (nats) between training rows and points half-way to their nearest neighbours, a
+        density of real columns has no holes.
     good_effective_share : float
         From this effective share of the draws on, the sampler is good; from a ``poor``-th of it on, fair.
     poor : float
         Ratio of the two thresholds of a measurement.
     suspicious_p_value : float
         Held-out rows with a smaller p-value show that the predicted distributions are not calibrated.
+    poor_distance : float
+        Calibration is poor if two distribution functions also differ by more than this somewhere.
     pit_draws : int
         Draws per held-out row for ranks, TARP and PIT values of the sampler.
     coverages : tuple of float
@@ -53,9 +62,13 @@ class Judgement(SettingsRecord):
     good_sampler_kl: float = at_least(0, 0.1)
     good_f_gap: float = at_least(0, 0.02)
     good_normaliser_error: float = at_least(0, 0.05)
+    good_reference_loss: float = at_least(0, 0.05)
+    good_overfit: float = at_least(0, 0.5)
+    good_hole: float = at_least(0, 0.1)
     good_effective_share: float = at_least(0, 0.3)
     poor: float = at_least(1, 5.0)
     suspicious_p_value: float = at_least(0, 0.01)
+    poor_distance: float = between(0, 1, 0.2)
     pit_draws: int = at_least(1, 200)
     coverages: tuple[float, ...] = between(0, 1, (0.5, 0.8, 0.9, 0.95))
     few_rows: int = at_least(0, 30)
@@ -92,6 +105,8 @@ class Measurement:
         One sentence: what the value says at this level, and what to do unless it is good.
     label, text : str
         Row of the report; the default text is the value with its error. Without a label there is no row.
+    of_fit : bool
+        Whether it says how the density fits the data, rather than how well the problem was solved.
     """
 
     name: str
@@ -101,6 +116,7 @@ class Measurement:
     meaning: str = ""
     label: str = ""
     text: str = ""
+    of_fit: bool = False
 
     @property
     def shown(self) -> str:
@@ -137,8 +153,19 @@ class Diagnosis(Mapping[str, Measurement]):
 
     @property
     def verdict(self) -> str:
-        """Return "good", "fair" or "poor"."""
+        """Return "good", "fair" or "poor", the lower one of ``solved`` and ``fits``."""
         return verdict_of(self.values())
+
+    @property
+    def solved(self) -> str:
+        """Return whether the problem was solved: the lowest level of solver, normaliser and sampler."""
+        return verdict_of(one for one in self.values() if not one.of_fit)
+
+    @property
+    def fits(self) -> str:
+        """Return whether the density fits held-out rows; "unknown" if there were none."""
+        own = [one for one in self.values() if one.of_fit and one.level in VERDICTS]
+        return verdict_of(own) if own else "unknown"
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -154,7 +181,12 @@ class Diagnosis(Mapping[str, Measurement]):
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the report as name and value, the verdict first."""
-        return [("verdict", self.verdict.upper()), *((one.label, one.shown) for one in self.labelled())]
+        verdicts = [
+            ("verdict", self.verdict.upper()),
+            ("is it solved?", self.solved),
+            ("does it fit?", self.fits),
+        ]
+        return [*verdicts, *((one.label, one.shown) for one in self.labelled())]
 
     def labelled(self) -> list[Measurement]:
         """Return the measurements that have a row in the report."""
@@ -165,10 +197,11 @@ class Diagnosis(Mapping[str, Measurement]):
         return "\n".join(rows + [f"- {line}" for line in self.advice])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return verdict, advice, and value, error, level and meaning of each measurement, ready for JSON."""
+        """Return verdicts, advice, and value, error, level and meaning of each measurement, for JSON."""
         fields = ("value", "error", "level", "meaning")
         found = {name: {key: getattr(one, key) for key in fields} for name, one in self.items()}
-        return plain({"verdict": self.verdict, "advice": self.advice} | found)
+        verdicts = {"verdict": self.verdict, "solved": self.solved, "fits": self.fits}
+        return plain(verdicts | {"advice": self.advice} | found)
 
     def _repr_html_(self) -> str:
         text, verdict = html.escape, self.verdict

@@ -58,6 +58,11 @@ class Evidence:
         the kernel model: ``f_gap``, ``primal``, ``dual`` and ``sampler_dual``.
     calibration : sequence of Measurement
         Measurements on held-out rows.
+    comparison : object or None
+        Held-out scores of the fit and of plain densities, with ``rows``, ``score``, ``best``, ``references``
+        and ``errors``.
+    training_score, between_score : float or None
+        Mean log density of training rows, and of points half-way to their nearest neighbours.
     """
 
     density: AbstractDensity
@@ -68,6 +73,9 @@ class Evidence:
     facts: Mapping[str, Mapping[str, Fact]] = field(default_factory=dict)
     certify: Certify | None = None
     calibration: Sequence[Measurement] = ()
+    comparison: Any = None
+    training_score: float | None = None
+    between_score: float | None = None
     settings: Judgement = field(default_factory=Judgement)
     key: Key[Array, ""]
 
@@ -89,7 +97,7 @@ def _named(part: str, found: Evidence, measurements: Iterable[Measurement]) -> I
         yield one if alone else dataclasses.replace(one, label=f"{part}: {one.label}")
 
 
-def _of_fact(name: str, fact: Fact, **fields: str) -> Measurement:
+def _of_fact(name: str, fact: Fact, **fields: Any) -> Measurement:
     """Return a fact as a measurement, with its standard error if it has one."""
     value, error = fact[:2] if isinstance(fact, Estimate) else (float(fact), None)
     return Measurement(name, value, error, **fields)
@@ -104,6 +112,51 @@ def measure_candidates(found: Evidence) -> Iterator[Measurement]:
             text = f"{weight:.0%} of the density; held-out score {score:.3f} ± {error:.1g}"
             meaning = f"Mean log density of held-out rows under the {name}."
             yield Measurement(f"{name}_score", score, error, None, meaning, name, text)
+
+
+def measure_fit(found: Evidence) -> Iterator[Measurement]:
+    """Yield the loss against the best plain density and the difference of training and held-out scores.
+
+    The lower one of the two scores is compared: training rows are scored by the density itself, held-out rows
+    by fits to fewer rows."""
+    settings, compared, trained = found.settings, found.comparison, found.training_score
+    if compared is None or trained is None or compared.rows < settings.few_rows:
+        return
+    name, held = compared.best, compared.score
+    reference, own = compared.references[name], trained if held is None else min(held, trained)
+    loss, error = reference - own, compared.errors.get(name)
+    level, meaning = settings.below(loss, settings.good_reference_loss), "No plain density fits better."
+    least = loss - 2.0 * (error or 0.0)
+    if level == "poor" and settings.below(least, settings.good_reference_loss) != "poor":
+        level = "fair"  # the loss may be due to chance
+    if level != "good":
+        meaning = f"A plain density, {name}, fits better: use default settings, more rows or more training."
+    text = f"{own:.3f}; {name} {reference:.3f} on {compared.rows} held-out rows"
+    label = "against plain densities"
+    yield Measurement("reference_loss", loss, error, level, meaning, label, text, of_fit=True)
+    if held is None:
+        return
+    density: Any = found.density
+    gap, most = trained - held, settings.good_overfit * density.scaling.width
+    level, meaning = "good" if gap <= most else "fair", "Held-out rows score about as training rows do."
+    if level != "good":
+        meaning = "Training rows score much higher than held-out rows: use a larger penalty, or more rows."
+    text = f"{trained:.3f}; held-out rows {held:.3f}"
+    yield Measurement("overfit", gap, None, level, meaning, "on training rows", text, of_fit=True)
+
+
+def measure_holes(found: Evidence) -> Iterator[Measurement]:
+    """Yield how much lower the density is between neighbouring rows.
+
+    A density can vanish between an outlier and the other rows, where few or no rows were held out."""
+    if found.between_score is None or found.training_score is None:
+        return
+    depth = found.training_score - found.between_score
+    level, meaning = found.settings.below(depth, found.settings.good_hole), "The density has no holes."
+    if level != "good":
+        meaning = "The density is low between neighbouring rows: use a larger penalty or length scale."
+    text = f"{found.between_score:.3f}; training rows {found.training_score:.3f}"
+    yield Measurement("hole", depth, None, level, meaning, "between neighbours", text, of_fit=True)
 
 
 def measure_facts(found: Evidence) -> Iterator[Measurement]:
@@ -287,11 +340,19 @@ def measure_calibration(found: Evidence) -> Iterator[Measurement]:
     """Yield the measurements on held-out rows, or a request for them."""
     yield from found.calibration
     if found.density.conditional and not any(one.name == "pit" for one in found.calibration):
-        yield Measurement("calibration", None, None, "unknown", PASS_ROWS)
+        yield Measurement("calibration", None, None, "unknown", PASS_ROWS, of_fit=True)
 
 
 # Each yields measurements; their order is that of the report.
-MEASURES = (measure_candidates, measure_facts, measure_kernel, measure_chain, measure_calibration)
+MEASURES = (
+    measure_fit,
+    measure_holes,
+    measure_candidates,
+    measure_facts,
+    measure_kernel,
+    measure_chain,
+    measure_calibration,
+)
 
 
 def sampler_fit(

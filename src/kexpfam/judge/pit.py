@@ -1,7 +1,7 @@
 """Calibration on held-out rows: PIT values, coverage and CRPS; for several targets TARP and density ranks."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
@@ -13,23 +13,28 @@ from kexpfam.judge.diagnosis import Judgement, Measurement
 
 # Draws in memory at a time.
 CHUNK_DRAWS = 20_000
+# Draws per held-out row of a density without a condition: the test then has 10 / 11 of its power.
+DRAWS_PER_ROW = 10
 
 
 def pit_measurements(
     density: Any,
-    X: np.ndarray,
+    X: np.ndarray | None,
     targets: np.ndarray,
     *,
     settings: Judgement | None = None,
     key: RandomKey,
 ) -> list[Measurement]:
-    """Return measurements of the calibration of a conditional density on rows that it was not fitted to.
+    """Return measurements of the calibration of a density on rows that it was not fitted to.
 
     ``pit`` has values that are uniform if the density is right: F(y | x) of a single target, randomised
     within the steps of a discrete one, and TARP values of several targets. ``region_level`` has the coverage
     of the smallest central interval (highest-density region of several targets) that contains each target.
+    Without a condition (X is None), rows are compared with draws of the density.
     """
     settings = Judgement.of(settings)
+    if X is None:
+        return list(_drawn(density, targets, settings, key=key))
     scores = density.log_density(targets, X)
     rows, score = len(targets), float(scores.mean())
     error = float(scores.std() / np.sqrt(rows)) if np.isfinite(score) else None
@@ -61,11 +66,16 @@ def _single(
     yield Measurement("randomised", randomised)
     yield Measurement("pit", pit, text=kind if randomised else "PIT, F(y | x)")
     yield Measurement("sampler_pit", sampler_pit)
-    p_values = _p_value(pit), _p_value(sampler_pit)
-    shown = f"KS p = {p_values[0]:.3f}; of the sampler {p_values[1]:.3f}"
-    yield _tested(p_values[0], settings, f"{kind} uniform?", shown)
-    yield Measurement("sampler_pit_p_value", p_values[1])
-    yield Measurement("region_level", np.abs(2.0 * pit - 1.0), text="central intervals")
+    central = np.abs(2.0 * pit - 1.0)
+    # PIT values alone have little power against a wrong spread; central intervals have none against a shift.
+    tests = uniform, intervals = _uniform(pit), _uniform(central)
+    sampler = _uniform(sampler_pit).p_value
+    shown = (
+        f"KS p = {uniform.p_value:.3f}; of intervals {intervals.p_value:.3f}; of the sampler {sampler:.3f}"
+    )
+    yield _tested(tests, settings, f"{kind} uniform?", shown)
+    yield Measurement("sampler_pit_p_value", sampler)
+    yield Measurement("region_level", central, text="central intervals")
     yield _coverage({level: np.mean(inside_central(pit, level)) for level in settings.coverages}, "intervals")
     meaning = "Mean continuous ranked probability score of the held-out targets; lower is better."
     yield Measurement("crps", float(density.crps(targets, X).mean()), meaning=meaning, label="CRPS")
@@ -80,27 +90,63 @@ def _joint(
     nearer = tarp(density, X, targets, draws=count, key=tarp_key)
     ranks = np.minimum(density_ranks(density, X, targets, draws=count, key=rank_key), 1.0)
     columns = column_ranks(density, X, targets, draws=count, key=column_key)
-    joint, region, *single = map(_p_value, (nearer, ranks, *columns.T))
-    # Bonferroni correction over all tests. TARP alone has little power against a shift.
-    p_value = min((2 + len(single)) * min(joint, region, *single), 1.0)
+    # TARP alone has little power against a shift.
+    tests = joint, region, *single = [_uniform(values) for values in (nearer, ranks, *columns.T)]
     yield Measurement("pit", nearer, text="TARP, share of draws nearer to a random point")
-    yield Measurement("tarp_p_value", joint)
-    yield Measurement("rank_p_value", region)
-    shown = f"TARP KS p = {joint:.3f}; of density ranks {region:.3f}"
-    yield _tested(p_value, settings, "joint calibration", shown)
-    shown = "KS p = " + ", ".join(f"{value:.3f}" for value in single)
-    yield Measurement("column_p_values", tuple(single), label="PIT of each target", text=shown)
+    yield Measurement("tarp_p_value", joint.p_value)
+    yield Measurement("rank_p_value", region.p_value)
+    shown = f"TARP KS p = {joint.p_value:.3f}; of density ranks {region.p_value:.3f}"
+    yield _tested(tests, settings, "joint calibration", shown)
+    yield _of_columns(single, "PIT of each target")
     yield Measurement("region_level", ranks, text="highest-density regions")
     yield _coverage({level: np.mean(ranks <= level) for level in settings.coverages}, "regions")
 
 
-def _tested(p_value: float, settings: Judgement, label: str, text: str) -> Measurement:
-    """Return the p-value of all tests of calibration together."""
-    level = "good" if p_value >= settings.suspicious_p_value else "fair"
-    meaning = "Held-out targets look like draws of their predicted distributions."
-    if level != "good":
-        meaning = "Held-out targets do not look like draws of their distributions: see plot_calibration()."
-    return Measurement("pit_p_value", p_value, None, level, meaning, label, text)
+def _drawn(density: Any, points: np.ndarray, settings: Judgement, *, key: RandomKey) -> Iterator[Measurement]:
+    """Yield tests of rows against draws of a density without a condition: log densities and columns."""
+    from scipy.stats import ks_2samp  # slow to import
+
+    count = max(settings.draws, DRAWS_PER_ROW * len(points))
+    draws = density.sample(count, key=key)
+    own, drawn = (density.log_density(rows) for rows in (points, draws))
+    same = lambda first, second: Uniformity(*ks_2samp(first, second, method="asymp")[:2])
+    seen = lambda rows, column: rows[~np.isnan(rows[:, column]), column]
+    columns = [(seen(points, k), seen(draws, k)) for k in range(points.shape[1])]
+    single = [same(*pair) for pair in columns if min(map(len, pair))]
+    joint = same(own, drawn)
+    yield Measurement("held_out_rows", len(points))
+    error = float(own.std() / np.sqrt(len(points))) if np.all(np.isfinite(own)) else None
+    text = f"{own.mean():.4f} over {len(points)} rows"
+    yield Measurement("held_out_score", float(own.mean()), error, label="held-out log density", text=text)
+    yield _tested([joint, *single], settings, "like draws?", f"KS p of log densities = {joint.p_value:.3f}")
+    yield _of_columns(single, "KS test of each column")
+
+
+class Uniformity(NamedTuple):
+    """Statistic and p-value of a Kolmogorov-Smirnov test."""
+
+    distance: float
+    p_value: float
+
+
+def _of_columns(tests: Sequence[Uniformity], label: str) -> Measurement:
+    p_values = tuple(float(one.p_value) for one in tests)
+    shown = "p = " + ", ".join(f"{value:.3f}" for value in p_values)
+    return Measurement("column_p_values", p_values, label=label, text=shown)
+
+
+def _tested(tests: Sequence[Uniformity], settings: Judgement, label: str, text: str) -> Measurement:
+    """Return the p-value of all tests together, by Bonferroni's correction.
+
+    The level is "poor" if the distribution functions also differ by ``poor_distance``, as after the loss of a
+    mode."""
+    p_value = min(len(tests) * min(one.p_value for one in tests), 1.0)
+    distance = max(one.distance for one in tests)
+    level, meaning = "good", "Held-out rows look like draws of the density."
+    if p_value < settings.suspicious_p_value:
+        level = "poor" if distance > settings.poor_distance else "fair"
+        meaning = "Held-out rows do not look like draws of the density: see plot_calibration()."
+    return Measurement("pit_p_value", p_value, None, level, meaning, label, text, of_fit=True)
 
 
 def _coverage(shares: dict[float, Any], what: str) -> Measurement:
@@ -122,11 +168,12 @@ def _of_few_rows(rows: int) -> Measurement:
     return Measurement("chance_range", (low, rows), label="few held-out rows", text=text)
 
 
-def _p_value(values: np.ndarray) -> float:
-    """Return the p-value of the Kolmogorov-Smirnov test of uniformity on [0, 1]."""
+def _uniform(values: np.ndarray) -> Uniformity:
+    """Return the Kolmogorov-Smirnov test of uniformity on [0, 1]."""
     from scipy.stats import kstest  # slow to import
 
-    return float(kstest(values, "uniform").pvalue)
+    found = kstest(values, "uniform")
+    return Uniformity(float(found.statistic), float(found.pvalue))
 
 
 def region_levels(

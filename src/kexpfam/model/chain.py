@@ -12,19 +12,18 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from kexpfam.data.kinds import Real
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import InputEncoding, Scaling
 from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily, PiecewiseLaw
 from kexpfam.model.networks import silu
 
-__all__ = ["Chain", "ChainDraws", "Layout", "keep_all", "piecewise", "piecewise_knots"]
+__all__ = ["Chain", "ChainDraws", "ChainSampler", "Layout", "keep_all", "piecewise", "piecewise_knots"]
 
 # Inputs with fewer distinct knots have no piecewise-linear encoding.
 FEWEST_KNOTS = 4
@@ -35,7 +34,7 @@ def keep_all(units: Float[AnyArray, "n w"], layer: int) -> Float[AnyArray, "n w"
     return units
 
 
-class Layout(eqx.Module):
+class Layout(PlainModule):
     """The columns of a chain: their encoding as inputs, their families and the outputs of each.
 
     Outputs are those of the families, one after the other, and then the logits of atoms.
@@ -189,6 +188,24 @@ class AtomLaw(NamedTuple):
             return found
         return np.where(atom, _log_sigmoid(self.logit), found + _log_sigmoid(-self.logit))
 
+    def completed(
+        self, given: Float[np.ndarray, " n"], levels: Float[np.ndarray, " n"], cells: int | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the given values, drawn ones where they are NaN, and the log densities of drawn and of given
+        values, 0 for the others."""
+        values, log_drawn, log_known = given.astype(float), np.zeros(len(given)), np.zeros(len(given))
+        missing = np.isnan(given)
+        if missing.any():
+            values[missing], log_drawn[missing] = self._of(missing).drawn(levels[missing], cells)
+        if not missing.all():
+            log_known[~missing] = self._of(~missing).log_density(values[~missing], cells)
+        return values, log_drawn, log_known
+
+    def _of(self, rows: Bool[np.ndarray, " n"]) -> "AtomLaw":
+        """Return the law of some rows."""
+        logit = None if self.logit is None else self.logit[rows]
+        return AtomLaw(self.family, self.outputs[rows], logit)
+
 
 class Masks(NamedTuple):
     """What a unit and an output depend on, degrees of units, and places of columns in the chain."""
@@ -217,13 +234,14 @@ class ChainDraws(NamedTuple):
     log_weight: np.ndarray
 
 
-class Chain(eqx.Module):
+class Chain(PlainModule):
     """A law of columns under a condition; one member of an ensemble, or several along a first axis.
 
     ``order`` are the columns in the order of the chain. Weights are inputs times outputs. ``correction``
     maps a one and the last hidden units to what is added to the coefficients of the real line, in the order
     of ``layout.corrected_owners``. ``layout`` is not learned, and is absent while the weights are. With
     ``knots`` each input has a piecewise-linear encoding too, whose weights in the first layer are ``pieces``.
+    ``sees`` are factors of the condition, 0 for what a member does not use.
     """
 
     order: Int[AnyArray, "*m d"]
@@ -237,6 +255,7 @@ class Chain(eqx.Module):
     correction: Float[AnyArray, "*m u c"] | None = None
     pieces: Float[AnyArray, "*m at w"] | None = None
     knots: Float[AnyArray, "*m a k"] | None = None
+    sees: Float[AnyArray, "*m p"] | None = None
 
     @classmethod
     def draw(
@@ -250,6 +269,7 @@ class Chain(eqx.Module):
         seed: int,
         z: Float[np.ndarray, "n d"] | None = None,
         knots: Float[np.ndarray, "m a k"] | None = None,
+        sees: Float[np.ndarray, "m p"] | None = None,
     ) -> "Chain":
         """Return stacked members with random weights, whose laws hardly depend on the condition.
 
@@ -280,6 +300,7 @@ class Chain(eqx.Module):
             layout,
             pieces=normal(np.sqrt(2.0 / encoded), encoded, width) if encoded else None,
             knots=None if knots is None else knots.astype(np.float32),
+            sees=None if sees is None else sees.astype(np.float32),
         )
 
     @property
@@ -320,35 +341,33 @@ class Chain(eqx.Module):
 
     def rows(self, y: Float[AnyArray, "n d"], x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n a"]:
         """Return the inputs of the network: the condition and the encoded columns."""
-        return y.__array_namespace__().concatenate([x, self.columns.encoding(y)], axis=1)
+        return y.__array_namespace__().concatenate([self.seen(x), self.columns.encoding(y)], axis=1)
 
-    def units(
-        self, rows: Float[AnyArray, "n a"], masks: Masks, dropout: Callable = keep_all
-    ) -> Float[AnyArray, "n w"]:
-        """Return the last hidden layer; ``dropout(units, layer)`` may drop units of a layer."""
-        dtype = rows.dtype
-        entering = rows @ (self.first * masks.first).astype(dtype) + self.biases[0].astype(dtype)
+    def seen(self, x: Float[AnyArray, "n p"]) -> Float[AnyArray, "n p"]:
+        """Return the condition, zero where the member does not use it."""
+        return x if self.sees is None else x * self.sees.astype(x.dtype)
+
+    def masked(self) -> "MaskedChain":
+        """Return the weights times their masks."""
+        masks, correction, parts = self.masks(), self.correction, dict(vars(self))
+        if correction is not None:
+            seen = masks.degrees[:, None] <= masks.places[self.columns.corrected_owners]
+            xp = correction.__array_namespace__()
+            parts["correction"] = xp.concatenate([correction[:1], correction[1:] * seen])
         if self.pieces is not None:
-            entering = entering + piecewise(rows, self.knots) @ (self.pieces * masks.pieces).astype(dtype)
-        h = dropout(silu(entering), 0)
-        for layer in range(1, len(self.biases)):
-            weight = (self.hidden[layer - 1] * masks.hidden).astype(dtype)
-            h = dropout(h + silu(h @ weight + self.biases[layer].astype(dtype)), layer)
-        return h
+            parts["pieces"] = self.pieces * masks.pieces
+        for name in ("first", "hidden", "out", "skip"):
+            parts[name] = parts[name] * getattr(masks, name)
+        return MaskedChain(**parts)
 
     def outputs(
         self, rows: Float[AnyArray, "n a"], dropout: Callable = keep_all
     ) -> tuple[list[AnyArray], AnyArray]:
-        """Return the outputs of each family and the logits of atoms, as ``Layout.split`` does."""
-        masks, dtype = self.masks(), rows.dtype
-        h = self.units(rows, masks, dropout)
-        outputs = h @ (self.out * masks.out).astype(dtype) + rows @ (self.skip * masks.skip).astype(dtype)
-        outputs = outputs + self.shift.astype(dtype)
-        if self.correction is None:
-            return self.columns.split(outputs)
-        seen = masks.degrees[:, None] <= masks.places[self.columns.corrected_owners]
-        added = h @ (self.correction[1:] * seen).astype(dtype) + self.correction[0].astype(dtype)
-        return self.columns.split(outputs, added)
+        """Return the outputs of each family and the logits of atoms, as ``Layout.split`` does.
+
+        ``dropout(units, layer)`` may drop units of a layer.
+        """
+        return self.masked().outputs(rows, dropout)
 
     def log_densities(
         self,
@@ -367,7 +386,7 @@ class Chain(eqx.Module):
     def single(self, x: Float[AnyArray, "n p"]) -> tuple[AnyArray, Float[AnyArray, " n"] | None]:
         """Return the outputs for a single column, and the probability of its atom."""
         rows = x.__array_namespace__().concatenate(
-            [x, np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1
+            [self.seen(x), np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1
         )
         (outputs,), logits = self.outputs(rows)
         return outputs[:, 0], _sigmoid(logits[:, 0]) if self.columns.atoms else None
@@ -385,43 +404,8 @@ class Chain(eqx.Module):
         cells: int | None = None,
         known: Float[np.ndarray, "n d"] | None = None,
     ) -> ChainDraws:
-        """Return one row per condition: each column's quantile at its level, given the columns before it.
-
-        The j-th column of ``levels`` is for the j-th column of the chain. Cells that are ``known`` (not NaN)
-        are kept. ``log_weight`` is their log density, each given the cells before it: its exponential is an
-        unbiased estimate of the density of the known cells. Every hidden unit is computed once.
-        """
-        layout, (count, p) = self.columns, x.shape
-        encoding, owners = layout.encoding, layout.encoding.owners
-        rows = np.concatenate([x, np.zeros((count, len(owners)))], axis=1).astype(np.float32)
-        units = UnitsByDegree(self, _degrees(p, self.dim, self.first.shape[1]), count)
-        targets, totals = np.zeros((count, self.dim)), np.zeros((2, count))
-        for j, column in enumerate(map(int, self.order)):
-            law = self._column_law(column, units, units.up_to(j, rows), rows)
-            values, log_drawn = law.drawn(levels[:, j], cells)
-            if known is not None and not np.all(np.isnan(given := known[:, column])):
-                there = ~np.isnan(given)
-                values = np.where(there, given, values)
-                totals[1] += np.where(there, law.log_density(values, cells), 0.0)
-                log_drawn = np.where(there, 0.0, log_drawn)
-            totals[0] += log_drawn
-            targets[:, column] = values
-            inputs = encoding.only(column)(targets[:, [column]].astype(np.float32))
-            rows[:, p + np.flatnonzero(owners == column)] = inputs
-        return ChainDraws(targets, *totals)
-
-    def _column_law(self, column: int, units: "UnitsByDegree", h: np.ndarray, rows: np.ndarray) -> AtomLaw:
-        """Return the law of one column, given the units that it depends on."""
-        layout, (f, place) = self.columns, self.columns.place(column)
-        linear = lambda part: h @ units.out[: h.shape[1], part] + rows @ self.skip[:, part] + self.shift[part]
-        *own, last = np.flatnonzero(layout.output_owners == column)
-        logit = linear(slice(last, last + 1))[:, 0] if column in layout.atoms else None
-        outputs = linear(slice(own[0], own[0] + layout.families[f].outputs))
-        if self.correction is not None and units.correction is not None and layout.families[f].corrections:
-            part = layout.corrected_owners == column
-            added = h @ units.correction[: h.shape[1], part] + self.correction[0, part]
-            outputs = np.concatenate([outputs, added], axis=1)
-        return AtomLaw(layout.families[f].at(place), outputs, logit)
+        """Return one row per condition, as ``ChainSampler.sample`` does."""
+        return ChainSampler(self).sample(x, levels, cells=cells, known=known)
 
     def drawn(
         self, x: Float[Array, "n p"], levels: Float[Array, "n d"], *, cells: int | None = None
@@ -448,6 +432,35 @@ class Chain(eqx.Module):
         return targets
 
 
+class MaskedChain(Chain):
+    """A chain whose weights were multiplied by their masks."""
+
+    def masked(self) -> "MaskedChain":
+        return self
+
+    def units(self, rows: Float[AnyArray, "n a"], dropout: Callable = keep_all) -> Float[AnyArray, "n w"]:
+        """Return the last hidden layer."""
+        dtype = rows.dtype
+        entering = rows @ self.first.astype(dtype) + self.biases[0].astype(dtype)
+        if self.pieces is not None:
+            entering = entering + piecewise(rows, self.knots) @ self.pieces.astype(dtype)
+        h = dropout(silu(entering), 0)
+        for layer in range(1, len(self.biases)):
+            entering = h @ self.hidden[layer - 1].astype(dtype) + self.biases[layer].astype(dtype)
+            h = dropout(h + silu(entering), layer)
+        return h
+
+    def outputs(
+        self, rows: Float[AnyArray, "n a"], dropout: Callable = keep_all
+    ) -> tuple[list[AnyArray], AnyArray]:
+        dtype, h = rows.dtype, self.units(rows, dropout)
+        outputs = h @ self.out.astype(dtype) + rows @ self.skip.astype(dtype) + self.shift.astype(dtype)
+        if self.correction is None:
+            return self.columns.split(outputs)
+        added = h @ self.correction[1:].astype(dtype) + self.correction[0].astype(dtype)
+        return self.columns.split(outputs, added)
+
+
 def piecewise_knots(rows: Float[np.ndarray, "n a"], pieces: int) -> Float[np.ndarray, "a k"]:
     """Return quantiles of each input, between which ``piecewise`` is linear.
 
@@ -468,43 +481,120 @@ def piecewise(rows: Float[AnyArray, "n a"], knots: Float[AnyArray, "a k"]) -> Fl
     knots = knots.astype(rows.dtype)
     widths = knots[:, 1:] - knots[:, :-1]
     slopes = xp.where(widths > 0.0, 1.0 / xp.where(widths > 0.0, widths, 1.0), 0.0)
-    return xp.clip((rows[:, :, None] - knots[:, :-1]) * slopes, 0.0, 1.0).reshape(len(rows), -1)
+    return xp.clip((rows[:, :, None] - knots[:, :-1]) * slopes, 0.0, 1.0).reshape(len(rows), widths.size)
 
 
-class UnitsByDegree:
-    """The hidden layers of a chain under some rows, computed by degree: a unit of degree j needs j columns.
+class Link(NamedTuple):
+    """One column of a chain as a sampler draws it: its law, its outputs and the inputs that it determines."""
 
-    Units are sorted by degree, so that those that are computed come first and no mask is needed: inputs that
-    a unit or an output does not depend on are not computed yet. ``out`` and ``correction`` are the weights
-    of the chain in this order.
+    column: int
+    family: AbstractFamily
+    atom: bool  # the last output is the logit of the atom
+    out: Float[np.ndarray, "u o"]
+    skip: Float[np.ndarray, "a o"]
+    shift: Float[np.ndarray, " o"]
+    encoding: InputEncoding
+    places: Int[np.ndarray, " i"]  # of its inputs
+
+    @classmethod
+    def of(cls, chain: Chain, column: int, units: Int[np.ndarray, " u"]) -> "Link":
+        """Return the link of a column that depends on these units of a member."""
+        layout, (f, place) = chain.columns, chain.columns.place(column)
+        own, corrected = layout.output_owners == column, layout.corrected_owners == column
+        out, skip, shift = chain.out[units][:, own], chain.skip[:, own], chain.shift[own]
+        if chain.correction is not None and corrected.any():
+            end = layout.families[f].outputs  # corrections follow the outputs, the logit of an atom is last
+            added = chain.correction[1:][units][:, corrected], np.zeros((len(skip), corrected.sum()))
+            joined = lambda part, new: np.concatenate([part[..., :end], new, part[..., end:]], axis=-1)
+            out, skip = joined(out, added[0]), joined(skip, added[1])
+            shift = joined(shift, chain.correction[0, corrected])
+        owners = layout.encoding.owners
+        places = len(chain.skip) - len(owners) + np.flatnonzero(owners == column)
+        out, skip, shift = (part.astype(np.float32) for part in (out, skip, shift))
+        family, atom = layout.families[f].at(place), column in layout.atoms
+        return cls(column, family, atom, out, skip, shift, layout.encoding.only(column), places)
+
+    def law(self, units: Float[np.ndarray, "n u"], inputs: Float[np.ndarray, "n a"]) -> AtomLaw:
+        """Return the law of the column in each row."""
+        outputs = units @ self.out + inputs @ self.skip + self.shift
+        return (
+            AtomLaw(self.family, outputs[:, :-1], outputs[:, -1])
+            if self.atom
+            else AtomLaw(self.family, outputs, None)
+        )
+
+
+class ChainSampler:
+    """Draws of one member, whose weights are sorted once.
+
+    Hidden units are sorted by degree: a unit of degree j needs j columns. Each is computed once, and needs no
+    mask, because inputs that are not drawn yet are zero.
     """
 
-    def __init__(self, chain: Chain, degrees: Int[np.ndarray, " w"], rows: int):
+    def __init__(self, chain: Chain):
+        width, inputs = chain.first.shape[1], len(chain.first)
+        degrees = _degrees(inputs - len(chain.columns.encoding.owners), chain.dim, width)
         order = np.argsort(degrees, kind="stable")
-        self.out = chain.out[order]
-        self.correction = None if chain.correction is None else chain.correction[1:][order]
-        self._degrees = degrees[order]
-        self._first, self._pieces, self._knots = chain.first[:, order], None, chain.knots
-        if chain.pieces is not None:
-            self._pieces = (chain.pieces * chain.masks().pieces)[:, order]
-        self._biases = chain.biases[:, order]
+        self._knots, self._sees = chain.knots, chain.sees
+        self._first = chain.first if chain.pieces is None else np.concatenate([chain.first, chain.pieces])
+        self._first, self._biases = self._first[:, order], chain.biases[:, order]
         self._hidden = chain.hidden[:, order][:, :, order]
-        self._layers = np.zeros((len(chain.biases), rows, len(degrees)), np.float32)
-        self._done = 0
+        self._ends = np.searchsorted(degrees[order], np.arange(chain.dim), side="right")
+        both = zip(map(int, chain.order), self._ends, strict=True)
+        self._links = [Link.of(chain, column, order[:end]) for column, end in both]
 
-    def up_to(self, degree: int, inputs: Float[np.ndarray, "n a"]) -> Float[np.ndarray, "n u"]:
-        """Return the last layer's units of at most this degree; inputs are zero where they are not known."""
-        old, self._done = self._done, int(np.searchsorted(self._degrees, degree, side="right"))
-        done, new = slice(self._done), slice(old, self._done)
-        entering = inputs @ self._first[:, new] + self._biases[0][new]
-        if self._knots is not None and self._pieces is not None:
-            entering = entering + piecewise(inputs, self._knots) @ self._pieces[:, new]
-        self._layers[0][:, new] = silu(entering)
-        for layer in range(1, len(self._layers)):
-            below = self._layers[layer - 1]
+    def sample(
+        self,
+        x: Float[np.ndarray, "n p"],
+        levels: Float[np.ndarray, "n d"],
+        *,
+        cells: int | None = None,
+        known: Float[np.ndarray, "n d"] | None = None,
+    ) -> ChainDraws:
+        """Return one row per condition: each column's quantile at its level, given the columns before it.
+
+        The j-th column of ``levels`` is for the j-th column of the chain. Cells that are ``known`` (not NaN)
+        are kept. ``log_weight`` is their log density, each given the cells before it: its exponential is an
+        unbiased estimate of the density of the known cells.
+        """
+        count, plain = len(x), len(self._links[0].skip)
+        inputs = np.zeros((count, len(self._first)), np.float32)
+        layers = np.zeros((len(self._biases), count, self._first.shape[1]), np.float32)
+        targets, totals = np.zeros((count, len(self._links))), np.zeros((2, count))
+        seen = x if self._sees is None else x * self._sees
+        self._enter(inputs, seen.astype(np.float32), np.arange(x.shape[1]))
+        for j, link in enumerate(self._links):
+            law = link.law(self._units(layers, inputs, j), inputs[:, :plain])
+            if known is None:
+                values, log_drawn = law.drawn(levels[:, j], cells)
+            else:
+                values, log_drawn, log_known = law.completed(known[:, link.column], levels[:, j], cells)
+                totals[1] += log_known
+            totals[0] += log_drawn
+            targets[:, link.column] = values
+            self._enter(inputs, link.encoding(values[:, None].astype(np.float32)), link.places)
+        return ChainDraws(targets, *totals)
+
+    def _enter(
+        self, inputs: np.ndarray, values: Float[np.ndarray, "n i"], places: Int[np.ndarray, " i"]
+    ) -> None:
+        """Write inputs and their piecewise-linear encoding in place."""
+        inputs[:, places] = values
+        if self._knots is not None and len(places):
+            pieces, plain = self._knots.shape[1] - 1, len(self._knots)
+            own = plain + pieces * places[:, None] + np.arange(pieces)
+            inputs[:, own.ravel()] = piecewise(values, self._knots[places])
+
+    def _units(self, layers: np.ndarray, inputs: np.ndarray, degree: int) -> Float[np.ndarray, "n u"]:
+        """Return the last layer's units of at most this degree; compute those of this degree in place."""
+        done = slice(self._ends[degree])
+        new = slice(self._ends[degree - 1] if degree else 0, self._ends[degree])
+        layers[0][:, new] = silu(inputs @ self._first[:, new] + self._biases[0][new])
+        for layer in range(1, len(layers)):
+            below = layers[layer - 1]
             entering = below[:, done] @ self._hidden[layer - 1][done, new] + self._biases[layer][new]
-            self._layers[layer][:, new] = below[:, new] + silu(entering)
-        return self._layers[-1][:, done]
+            layers[layer][:, new] = below[:, new] + silu(entering)
+        return layers[-1][:, done]
 
 
 def _log_sigmoid(x: AnyArray) -> AnyArray:

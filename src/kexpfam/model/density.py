@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
@@ -32,6 +32,7 @@ from kexpfam.model.measures import (
 )
 from kexpfam.model.networks import AbstractTransport, Given, Identity
 from kexpfam.model.spaces import Constant, FeatureSpace, in_chunks
+from kexpfam.model.trees import Trees
 
 # Conditions are clipped to the training range, extended by this many standard deviations.
 CONDITION_MARGIN = 1.0
@@ -189,12 +190,14 @@ class Sampler(eqx.Module):
         return WeightedDraws(np.asarray(points), np.asarray(log_density), folds)
 
 
-class Inputs(eqx.Module):
-    """Scaling of the conditions, and the range of the training rows in model units."""
+class Inputs(PlainModule):
+    """Scaling of the conditions, the range of the training rows in model units, and trees whose outputs are
+    further inputs."""
 
     scaling: Scaling
     low: Float[np.ndarray, " p"]
     high: Float[np.ndarray, " p"]
+    trees: Trees | None = None
 
     @classmethod
     def of(cls, scaling: Scaling, condition: np.ndarray) -> "Inputs":
@@ -203,8 +206,9 @@ class Inputs(eqx.Module):
 
     def to_model(self, X: Float[AnyArray, "n p"]) -> Float[AnyArray, "n q"]:
         """Return the rows in model units, clipped near the training range; constant columns stay constant."""
-        margin = np.where(self.high > self.low, CONDITION_MARGIN, 0.0)
-        return X.__array_namespace__().clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
+        xp, margin = X.__array_namespace__(), np.where(self.high > self.low, CONDITION_MARGIN, 0.0)
+        rows = xp.clip(self.scaling.to_model(X), self.low - margin, self.high + margin)
+        return rows if self.trees is None else xp.concatenate([rows, self.trees(rows)], axis=1)
 
 
 class Completion(eqx.Module):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.kinds import AbstractKind
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.jax_settings import double_precision
 from kexpfam.stacklevel import caller_level
 
@@ -47,7 +47,7 @@ class MomentWarning(UserWarning):
     """Moments of some laws are NaN, because mass that no data supports would decide them."""
 
 
-class AbstractDistributions(eqx.Module):
+class AbstractDistributions(PlainModule):
     """Distributions of one number, one per row.
 
     Moments are exact. A moment is NaN, with a ``MomentWarning``, where the outer mass decides it: where it
@@ -340,7 +340,7 @@ def _unless_outer(
     return np.where(bad, np.nan, moment)
 
 
-class AbstractDensity(eqx.Module):
+class AbstractDensity(PlainModule):
     """A fitted density in data units, with or without a condition.
 
     Targets are rows; X are the conditions, one per target, and None if the density has no condition.

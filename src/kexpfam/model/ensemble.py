@@ -2,9 +2,9 @@
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import equinox as eqx
@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.chain import Chain
+from kexpfam.model.chain import Chain, ChainSampler
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import (
     MEAN_DRAWS,
@@ -32,12 +32,12 @@ from kexpfam.model.distributions import (
     supported_mean,
 )
 from kexpfam.model.families import RealLine
-from kexpfam.model.measures import AbstractMeasure, drawn_in_blocks, in_blocks, logsumexp
+from kexpfam.model.measures import ROWS_PER_BLOCK, AbstractMeasure, drawn_in_blocks, in_blocks, logsumexp
 
 __all__ = ["ChainDensity", "LawDensity", "Stack"]
 
-# Weights on the device, by the identity of their arrays on the host: a transfer takes as long as a row.
-_RESIDENT: dict[int, tuple[weakref.ref, Any]] = {}
+# What is computed once per model, by the identity of its weights: it takes as long as many rows.
+_PREPARED: dict[int, tuple[weakref.ref, dict[Callable, Any]]] = {}
 
 
 @lru_cache
@@ -84,34 +84,41 @@ class ChainDensity(AbstractDensity):
         members, _ = self._resident
         return in_blocks(lambda *rows: _scores(members, *rows), z, condition)
 
+    def _prepared(self, make: Callable) -> Any:
+        """Return ``make(self)``, which is kept as long as the weights are; it may not refer to them."""
+        weights, place = self.members.out, id(self.members.out)
+        kept = _PREPARED.get(place)
+        if kept is None or kept[0]() is not weights:
+            kept = _PREPARED[place] = weakref.ref(weights, lambda _: _PREPARED.pop(place, None)), {}
+        if make not in kept[1]:
+            kept[1][make] = make(self)
+        return kept[1][make]
+
     @property
     def _resident(self) -> tuple[Chain, Scaling]:
-        """Return members and scaling as arrays of JAX, which are kept as long as the weights are."""
-        weights, place = self.members.out, id(self.members.out)
-        kept = _RESIDENT.get(place)
-        if kept is None or kept[0]() is not weights:
-            with double_precision():
-                own = jax.device_put((self.members, self.scaling))
-            kept = _RESIDENT[place] = weakref.ref(weights, lambda _: _RESIDENT.pop(place, None)), own
-        return kept[1]
+        """Return members and scaling as arrays of JAX."""
+        return self._prepared(_on_device)
 
     @property
     def _real(self) -> bool:
         """Return whether the first target is on the real line."""
         return isinstance(self.members.columns.families[0], RealLine)
 
-    def of_members(self, function: Callable) -> list:
-        """Return ``function(member, k)`` of every member, in threads."""
-        one = lambda k: function(self.members.member(k), k)
+    def of_members(self, function: Callable, places: Sequence[int] | None = None) -> list:
+        """Return ``function(sampler, k)`` of every member, or of some, in threads."""
+        samplers = self._prepared(_samplers)
+        places = range(len(self)) if places is None else places
+        if len(places) == 1:
+            return [function(samplers[places[0]], places[0])]
         # The members share the cores, so that each has one thread of linear algebra.
         with _libraries().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(one, range(len(self))))
+            return list(pool.map(lambda k: function(samplers[k], k), places))
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         condition = self._conditions(X, 1)
         draws = self.draws(np.repeat(condition, count, axis=0), key=key)[0]
         shape = (len(condition), count) if self.conditional else (count,)
-        return self.scaling.to_data(draws).reshape(*shape, -1)
+        return self.scaling.to_data(draws).reshape(*shape, self.members.dim)
 
     def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
         owner_key, level_key = jr.split(key)
@@ -135,12 +142,12 @@ class ChainDensity(AbstractDensity):
         streams, dim = rng.spawn(len(self)), self.members.dim
         targets, log_density = np.zeros((len(condition), dim)), np.zeros(len(condition))
 
-        def drawn(member: Chain, k: int) -> None:
+        def drawn(member: ChainSampler, k: int) -> None:
             own = np.flatnonzero(owner == k)
             draws = member.sample(condition[own], uniform_levels(streams[k], len(own), dim))
             targets[own], log_density[own] = draws.targets, draws.log_density
 
-        self.of_members(drawn)
+        self.of_members(drawn, np.unique(owner).tolist())
         return targets, log_density
 
     def given(self, x: np.ndarray) -> "ChainDensity":
@@ -196,7 +203,7 @@ class ChainDensity(AbstractDensity):
         levels = qmc.Sobol(dim, scramble=False).random(size * len(self)) + 0.5 / (size * len(self))
         rows = np.repeat(condition, size, axis=0)
 
-        def drawn(member: Chain, k: int) -> np.ndarray:
+        def drawn(member: ChainSampler, k: int) -> np.ndarray:
             own = np.tile(levels[k * size : (k + 1) * size].astype(np.float32), (len(condition), 1))
             return self.scaling.to_data(member.sample(rows, own).targets).reshape(len(condition), size, dim)
 
@@ -221,12 +228,31 @@ class ChainDensity(AbstractDensity):
         return self.inputs.to_model(X)
 
 
+def _on_device(density: ChainDensity) -> tuple[Chain, Scaling]:
+    """Return masked members in float64 and the scaling."""
+    masked = [density.members.member(k).masked().within(None) for k in range(len(density))]
+    wide = lambda part: part.astype(float) if part.dtype == np.float32 else part
+    members = jax.tree.map(lambda *parts: wide(np.stack(parts)), *masked).within(density.members.layout)
+    with double_precision():
+        return jax.device_put((members, density.scaling))
+
+
+def _samplers(density: ChainDensity) -> list[ChainSampler]:
+    return [ChainSampler(density.members.member(k)) for k in range(len(density))]
+
+
 @jax.jit
 def _scores(members: Chain, z: Float[Array, "n d"], condition: Float[Array, "n p"]) -> Float[Array, " n"]:
-    """Return the log density of the mixture of members, one member at a time."""
+    """Return the log density of the mixture of members."""
     of_member = lambda weights: weights.within(members.layout).log_densities(z, condition).sum(1)
-    parts = jax.lax.map(of_member, members.within(None))
+    parts = _each(of_member, members, len(z))
     return logsumexp(parts, axis=0) - np.log(len(parts))
+
+
+def _each(function: Callable, members: Chain, rows: int) -> Any:
+    """Return a function of every member: of all at once for few rows, otherwise one after the other."""
+    each = jax.vmap(function) if rows < ROWS_PER_BLOCK[-1] else partial(jax.lax.map, function)
+    return each(members.within(None))
 
 
 def _of_members(function: Callable, members: Chain, scaling: Scaling, condition: Array) -> Any:
@@ -244,7 +270,7 @@ def _of_members(function: Callable, members: Chain, scaling: Scaling, condition:
             scaling.to_data(params.in_units(edges).reshape(-1, 1)).reshape(edges.shape), masses, chance
         )
 
-    return jax.lax.map(of_member, members.within(None))
+    return _each(of_member, members, len(condition))
 
 
 @jax.jit

@@ -7,7 +7,7 @@ r"""Families of laws of one column given numbers from a network, by kind of colu
   where b is a fixed mixture of centred normals, psi are features on the line, and the network gives the
   location mu, the scale sigma and the coefficients c. The residual has unit scale, so that one fixed set of
   cells resolves it for every sigma. Bounds of the support cut the law.
-- ``Lattice``: whole numbers; each has the mass that such a law has within one half of it.
+- ``Lattice``: whole or rounded numbers; each has the mass that such a law has within half a step of it.
 - ``Circle``: :math:`p(\theta) \propto \exp(c \cdot \psi(\theta))` with Fourier features.
 - ``Labels``: :math:`p(k) \propto \exp(c_k)`.
 
@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kexpfam.data.kinds import AbstractKind, harmonics
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import Scaling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 
@@ -86,6 +86,8 @@ HARMONICS, ARC, LARGEST_CONCENTRATION = 8, 0.35, 500.0
 MOST_STEPS = 2048
 # Larger numbers have no halves in float64.
 LARGEST_WHOLE = 2.0**52
+# An end of a support lies on a lattice if it is within this share of the step.
+ON_LATTICE = 1e-6
 # Below this distance of neighbours, in residuals, a mass is the density times the distance.
 SMALL_STEP = 0.05
 # Replacement of an open end of a support, in model units: gradients at infinity would be NaN.
@@ -263,7 +265,7 @@ class PiecewiseLaw(NamedTuple):
     levels: np.ndarray  # (n, m)
 
 
-class AbstractFamily(eqx.Module):
+class AbstractFamily(PlainModule):
     """The laws of some columns, given by their positions in the table."""
 
     columns: tuple[int, ...] = eqx.field(static=True)
@@ -396,7 +398,12 @@ class RealLine(AbstractTilted):
 
 
 class Lattice(AbstractTilted):
-    """Whole numbers k with ``z = (arcsinh((k - shift) / spacing) - centre) / spread``."""
+    """Numbers of a lattice, given by their whole multiples k of the step.
+
+    ``z = (arcsinh(u) - centre) / spread`` with ``u = (k - shift) / spacing``; u itself takes the place of its
+    arcsinh unless the law is ``curved``. With ``per_unit`` the density is the mass over the step, in model
+    units.
+    """
 
     low: Float[AnyArray, "*g"]
     high: Float[AnyArray, "*g"]
@@ -404,17 +411,24 @@ class Lattice(AbstractTilted):
     spacing: Float[AnyArray, "*g"]
     centre: Float[AnyArray, "*g"]
     spread: Float[AnyArray, "*g"]
+    curved: bool = eqx.field(static=True, default=True)
+    per_unit: bool = eqx.field(static=True, default=False)
 
     @classmethod
     def settings(cls, kind: AbstractKind, *, arcsinh: bool) -> dict[str, Any]:
-        return {}
+        return {"curved": arcsinh, "per_unit": not kind.discrete}
 
     @classmethod
     def of(cls, columns: tuple[int, ...], scaling: Scaling, *, bumps: int, **settings: Any) -> "Lattice":
         own = list(columns)
-        low, high = np.clip(scaling.ends[:, own], -LARGEST_WHOLE, LARGEST_WHOLE)
-        parts = (scaling.shift, scaling.scale, scaling.centre, scaling.spread)
-        return cls(columns, bumps, low, high, *(part[own] for part in parts))
+        step, offset, unit = np.array([scaling.kinds[j].others.rounding for j in own]).T
+        multiples = lambda values: (values * unit - offset) / step
+        low, high = np.clip(multiples(scaling.ends[:, own]), -LARGEST_WHOLE, LARGEST_WHOLE)
+        low, high = np.ceil(low - ON_LATTICE), np.floor(high + ON_LATTICE)
+        shift, spacing = multiples(scaling.shift[own]), scaling.scale[own] * unit / step
+        return cls(
+            columns, bumps, low, high, shift, spacing, scaling.centre[own], scaling.spread[own], **settings
+        )
 
     @property
     def integrated(self) -> bool:
@@ -425,15 +439,18 @@ class Lattice(AbstractTilted):
         return max(FINE_CELLS, CELLS_PER_BUMP * self.bumps)
 
     def log_density(self, outputs: AnyArray, z: AnyArray, cells: int | None) -> AnyArray:
-        """Return the log mass of the law between ``k - 1/2`` and ``k + 1/2``."""
+        """Return the log mass of the law between ``k - 1/2`` and ``k + 1/2``, or its log density."""
         xp, cells = z.__array_namespace__(), cells or self.cells
-        k, whole = self._whole(z), self._params(outputs)
-        shrink, step = xp.exp(-whole.log_scale), self._step(k)
+        multiple, whole = self._multiple(z), self._params(outputs)
+        k, shrink, step = xp.round(multiple), xp.exp(-whole.log_scale), self._step(multiple)
         low = xp.maximum(whole.residuals(self._spaced(k - 0.5)), whole.low)
         high = xp.minimum(whole.residuals(self._spaced(k + 0.5)), whole.high)
         between = whole._replace(low=low, high=high)
         masses = logsumexp(between.log_masses(cells)) - logsumexp(whole.log_masses(cells))
-        return xp.where(step * shrink < SMALL_STEP, whole.log_density(z, cells) + xp.log(step), masses)
+        fine = whole.log_density(z, cells)
+        if self.per_unit:
+            return xp.where(step * shrink < SMALL_STEP, fine, masses - xp.log(step))
+        return xp.where(step * shrink < SMALL_STEP, fine + xp.log(step), masses)
 
     def drawn(self, outputs: AnyArray, levels: AnyArray, cells: int | None) -> tuple[AnyArray, AnyArray]:
         found = self._params(outputs).drawn(cells or self.cells, levels)[0]
@@ -444,7 +461,7 @@ class Lattice(AbstractTilted):
 
     def law(self, outputs: np.ndarray, cells: int | None) -> PiecewiseLaw:
         points, levels = self._params(outputs).law(cells or self.cells)
-        # Whole numbers that have mass in some row, evenly in model units where they are many.
+        # Numbers that have mass in some row, evenly in model units where they are many.
         central = (levels > 1e-9) & (levels < 1.0 - 1e-9)
         ends = (points[central].min(), points[central].max()) if central.any() else (0.0, 0.0)
         values = self._whole(np.linspace(ends[0], ends[1], MOST_STEPS))
@@ -457,21 +474,28 @@ class Lattice(AbstractTilted):
     def _params(self, outputs: AnyArray) -> ConditionalParams:
         ends = self._spaced(self.low - 0.5), self._spaced(self.high + 0.5)
         bounds = outputs.__array_namespace__().stack(ends).clip(-FAR_END, FAR_END)
-        return ConditionalParams.of(outputs, bounds, light_tails=True, count=self.features)
+        return ConditionalParams.of(outputs, bounds, light_tails=self.curved, count=self.features)
 
     def _spaced(self, k: AnyArray) -> AnyArray:
         shift, spacing, centre, spread = self._map(k)
-        return (k.__array_namespace__().arcsinh((k - shift) / spacing) - centre) / spread
+        u = (k - shift) / spacing
+        return ((k.__array_namespace__().arcsinh(u) if self.curved else u) - centre) / spread
 
     def _whole(self, z: AnyArray) -> AnyArray:
         """Return the whole number nearest to a value in model units."""
-        xp, (shift, spacing, centre, spread) = z.__array_namespace__(), self._map(z)
-        return xp.round(shift + spacing * xp.sinh(centre + spread * z))
+        return z.__array_namespace__().round(self._multiple(z))
+
+    def _multiple(self, z: AnyArray) -> AnyArray:
+        """Return a value in model units as a multiple of the step."""
+        shift, spacing, centre, spread = self._map(z)
+        w = centre + spread * z
+        return shift + spacing * (z.__array_namespace__().sinh(w) if self.curved else w)
 
     def _step(self, k: AnyArray) -> AnyArray:
         """Return the distance of neighbours in model units where they are close: dz/dk."""
         shift, spacing, _, spread = self._map(k)
-        return 1.0 / (spacing * spread * k.__array_namespace__().hypot(k * 0.0 + 1.0, (k - shift) / spacing))
+        u = (k - shift) / spacing if self.curved else 0.0 * k
+        return 1.0 / (spacing * spread * k.__array_namespace__().hypot(k * 0.0 + 1.0, u))
 
     def _map(self, like: AnyArray) -> list[AnyArray]:
         return [part.astype(like.dtype) for part in (self.shift, self.spacing, self.centre, self.spread)]

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.special
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
 from kexpfam.data.weights import weighted_covariance, weighted_mean
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.networks import Network
@@ -31,8 +30,8 @@ COVARIANCE_FLOOR = 1e-5
 LOG_SCALES = (-6.0, 2.0)
 # Numbers in memory at a time when many points are evaluated.
 NUMBERS_PER_CHUNK = 8_000_000
-# Rows of a small and of a large block of a compiled program.
-ROWS_PER_BLOCK = 16, 512
+# Rows of the blocks of compiled programs: for single rows, for few and for many.
+ROWS_PER_BLOCK = 2, 32, 512
 # Draws of a small and of a large block.
 DRAWS_PER_BLOCK = 256, 4096
 
@@ -40,8 +39,14 @@ Dims = tuple[int, ...]
 
 
 def logsumexp(values: Float[AnyArray, "..."], axis: int = -1) -> Any:
-    """Return ``log sum exp``, by SciPy for NumPy arrays and by JAX for JAX arrays."""
-    return (jax.nn.logsumexp if isinstance(values, jax.Array) else scipy.special.logsumexp)(values, axis=axis)
+    """Return ``log sum exp`` of NumPy or JAX arrays; minus infinity where all values are."""
+    if isinstance(values, jax.Array):
+        return jax.nn.logsumexp(values, axis=axis)
+    values = np.asarray(values)
+    top = values.max(axis=axis, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0).astype(values.dtype)
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.log(np.exp(values - top).sum(axis=axis)) + top.squeeze(axis)
 
 
 def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384) -> Any:
@@ -57,9 +62,9 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384)
 
 
 def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:
-    """Return ``compute(*arrays)`` as NumPy arrays, in blocks of rows of two sizes, the last one padded.
+    """Return ``compute(*arrays)`` as NumPy arrays, in blocks of rows of three sizes, the last one padded.
 
-    A compiled function has two programs then, whatever the number of rows.
+    A compiled function has three programs then, whatever the number of rows.
     """
     count = len(arrays[0])
 
@@ -84,10 +89,10 @@ def drawn_in_blocks(draw: Callable, count: int, *, key: RandomKey) -> np.ndarray
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the size of every block, at least one; a few rows are small blocks."""
-    (small, large), start = ROWS_PER_BLOCK, 0
+    """Yield the first row and the size of every block, at least one: up to four blocks of a size."""
+    start = 0
     while start < max(count, 1):
-        size = large if count - start > 4 * small else small
+        size = next((size for size in ROWS_PER_BLOCK if count - start <= 4 * size), ROWS_PER_BLOCK[-1])
         yield start, size
         start += size
 
@@ -123,7 +128,7 @@ def mesh(axes: list[np.ndarray]) -> np.ndarray:
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
 
 
-class AbstractMeasure(eqx.Module):
+class AbstractMeasure(PlainModule):
     """A probability distribution on the space of targets."""
 
     @abc.abstractmethod

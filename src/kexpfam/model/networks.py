@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.special
 from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
@@ -24,7 +23,10 @@ __all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Lay
 # Functions with a name of their own, so that models can be stored and pickled.
 def silu(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
     """Return ``x / (1 + exp(-x))``."""
-    return jax.nn.silu(x) if isinstance(x, jax.Array) else x * scipy.special.expit(x)
+    if isinstance(x, jax.Array):
+        return jax.nn.silu(x)
+    with np.errstate(over="ignore"):  # exp(-x) is infinite where the value is 0
+        return x / (1.0 + np.exp(-x))
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:

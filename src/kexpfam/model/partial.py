@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.chain import Chain, ChainDraws
+from kexpfam.model.chain import ChainDraws, ChainSampler
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
 from kexpfam.model.measures import AbstractMeasure, logsumexp, mesh
@@ -158,7 +158,7 @@ def _(
     known = np.repeat(density.scaling.to_model(values), each, axis=0)
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
-    def drawn(member: Chain, k: int) -> ChainDraws:
+    def drawn(member: ChainSampler, k: int) -> ChainDraws:
         drawn = uniform_levels(streams[k], each * (1 if shared else len(values)), dim)
         levels = np.tile(drawn, (len(values), 1)) if shared else drawn
         return member.sample(np.zeros((len(known), 0)), levels, known=known)
@@ -173,10 +173,15 @@ def _(
 
 @_completed.register
 def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
-    """Return draws of the conditional law; every weight is the density of the known part."""
-    rows, log_known = _by_law(density.law, density.scaling.to_model(values), count, key, shared)
-    data = density.scaling.to_data(rows.reshape(-1, values.shape[1])).reshape(rows.shape)
-    weights = log_known + _known_jacobian(density.scaling, values)
+    """Return draws of the conditional law; every weight is the density of the known part.
+
+    Scores, whose random numbers are shared, need the weights alone: no row is drawn for them."""
+    z, dim = density.scaling.to_model(values), values.shape[1]
+    weights = _log_known(density.law, z) + _known_jacobian(density.scaling, values)
+    data = np.full((len(values), count, dim), np.nan)
+    if not shared:
+        rows = _by_law(density.law, z, count, key, shared)
+        data = density.scaling.to_data(rows.reshape(-1, dim)).reshape(rows.shape)
     return Completions(_kept(data, values), np.tile(weights[:, None], (1, count)))
 
 
@@ -244,7 +249,7 @@ def _by_base(
     """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
     z = density.scaling.to_model(values)
-    rows, log_known = _by_law(base, z, count, key, shared)
+    rows, log_known = _by_law(base, z, count, key, shared), _log_known(base, z)
     flat = rows.reshape(-1, values.shape[1])
     data = density.scaling.to_data(flat)
     log_ratio = density.log_density(data) - density.scaling.log_jacobian(data) - base.log_densities(flat)
@@ -275,26 +280,31 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""], share
     return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
 
 
-def _by_law(
-    law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return completions by the conditionals of a law, (n, count, d), and log densities of known parts."""
-    rows, log_known = np.zeros((len(z), count, z.shape[1])), np.zeros(len(z))
+def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> np.ndarray:
+    """Return completions by the conditionals of a law, (n, count, d)."""
+    rows = np.zeros((len(z), count, z.shape[1]))
     for own, dims in patterns(z):
         if not dims:
             drawn = law.draws(count * (1 if shared else len(own)), key=key)
             rows[own] = drawn if shared else drawn.reshape(len(own), count, -1)
             continue
         if len(dims) == z.shape[1]:
-            rows[own], log_known[own] = z[own][:, None], law.log_densities(z[own])
+            rows[own] = z[own][:, None]
             continue
-        known = z[own][:, dims]
         several = lambda row, key, dims=dims: law.completed(dims, jnp.tile(row, (count, 1)), key=key)
         keys = jnp.broadcast_to(key, len(own)) if shared else jr.split(key, len(own))
         with double_precision():
-            rows[own] = np.asarray(jax.vmap(several)(jnp.asarray(known), keys))
-        log_known[own] = law.marginal(dims).log_densities(known)
-    return rows, log_known
+            rows[own] = np.asarray(jax.vmap(several)(jnp.asarray(z[own][:, dims]), keys))
+    return rows
+
+
+def _log_known(law: AbstractMeasure, z: np.ndarray) -> np.ndarray:
+    """Return the log density of the known part of each row, 0 if nothing is known."""
+    found = np.zeros(len(z))
+    for own, dims in patterns(z):
+        if dims:
+            found[own] = law.marginal(dims).log_densities(z[own][:, dims])
+    return found
 
 
 def _known_jacobian(scaling: Any, values: np.ndarray) -> np.ndarray:

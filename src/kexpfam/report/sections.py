@@ -24,6 +24,16 @@ MOST_MARGINALS, MOST_BANDS = 24, 4
 # Rows of smallest p-value that are shown.
 MOST_UNUSUAL = 5
 OUTCOMES = ("score", "loss", "standard_error")
+HALVES = (
+    "The verdict is the lower one of two: whether the problem was solved (solver, normaliser, sampler): {}; "
+    "and whether the density fits (rows that were held out): {}."
+)
+UNLIKE = (
+    "The held-out rows do not look like draws of the density: check that they come from the population of "
+    "the training rows, and fit more rows."
+)
+# Probability of a coverage within chance.
+CHANCE = 0.99
 WORDS = {
     "good": "All measurements of the density and its sampler are good.",
     "fair": "The density is usable; see the remarks below.",
@@ -48,10 +58,15 @@ def lead(subject: Subject) -> list[Block]:
     columns = f" of {count(subject.targets, 'column')}."
     if subject.conditional:
         columns = f": {count(subject.targets, 'target')} given {count(subject.features, 'feature')}."
-    words = " ".join([WORDS[diagnosis.verdict], *_findings(subject)])
+    covered, found = _coverage(subject)
+    verdict = _lower(diagnosis.verdict, covered)
+    fits = _lower(diagnosis.fits, covered) if subject.unseen else diagnosis.fits
+    advice = [*diagnosis.advice, *([UNLIKE] if covered != "good" else []), *_warnings(subject)]
+    words = " ".join([WORDS[verdict], *found, *_most_important(subject)])
     return [
         Paragraph(f"{type(model).__name__}, fitted to {rows}{columns}", soft=True),
-        Verdict(diagnosis.verdict, words, [*diagnosis.advice, *_warnings(subject)]),
+        Verdict(verdict, words, advice),
+        Paragraph(HALVES.format(diagnosis.solved, fits), soft=True),
     ]
 
 
@@ -218,23 +233,36 @@ def calls(subject: Subject) -> Section:
 SECTIONS = (shape, columns, calibration, importance, unusual, copying, fitted, search, calls)
 
 
-def _findings(subject: Subject) -> list[str]:
-    """Return the coverage on held-out rows and the most important column, as sentences."""
-    lines = []
-    if subject.unseen:
-        levels, regions, _ = subject.coverage
-        (low,), (high,) = simultaneous_limits(len(levels), np.array([0.9, 0.1]), cumulative=True)
-        inside = int(np.sum(levels <= 0.9))
-        outcome = "within chance"
-        if not low <= inside <= high:
-            outcome = f"{'more' if inside > high else 'fewer'} than chance explains"
-        share = f"{inside / len(levels):.1%} of the {subject.rows}"
-        lines.append(f"{regions.capitalize()} of 90 % contain {share}, {outcome}.")
+def _lower(*levels: str) -> str:
+    """Return the lowest level; one that is unknown does not count."""
+    return max((level for level in levels if level in WORDS), key=list(WORDS).index)
+
+
+def _coverage(subject: Subject, nominal: float = 0.9) -> tuple[str, list[str]]:
+    """Return a level for the coverage on held-out rows, and a sentence on it."""
+    if not subject.unseen:
+        return "good", []
+    levels, regions, _ = subject.coverage
+    shares = np.array([nominal, 1.0 - nominal])
+    (low,), (high,) = simultaneous_limits(len(levels), shares, cumulative=True, coverage=CHANCE)
+    inside = int(np.sum(levels <= nominal))
+    share = inside / len(levels)
+    level, outcome = "good", "within chance"
+    if not low <= inside <= high:
+        level = "poor" if abs(share - nominal) > Judgement().poor_distance else "fair"
+        outcome = f"{'more' if inside > high else 'fewer'} than chance explains"
+    return level, [
+        f"{regions.capitalize()} of {nominal:.0%} contain {share:.1%} of the {subject.rows}, {outcome}."
+    ]
+
+
+def _most_important(subject: Subject) -> list[str]:
+    """Return a sentence on the column with the largest permutation loss, if it is significant."""
     name, loss = next(iter(subject.losses.items()), (None, None))
-    if loss is not None and loss.value > 2.0 * loss.standard_error:
-        what = "is most informative about the target" if subject.conditional else "depends most on the others"
-        lines.append(f"Column {name} {what}: {loss.value:.2f} nats.")
-    return lines
+    if loss is None or loss.value <= 2.0 * loss.standard_error:
+        return []
+    what = "is most informative about the target" if subject.conditional else "depends most on the others"
+    return [f"Column {name} {what}: {loss.value:.2f} nats."]
 
 
 def _bands(subject: Subject) -> list[Drawing]:
