@@ -1,4 +1,4 @@
-.PHONY: trust demo test test-slow test-adapters docs screenshots check check-lowest release-check reproduce reproduce-quick clean
+.PHONY: trust demo test test-slow test-adapters docs pages screenshots check check-lowest release-check reproduce reproduce-quick clean
 
 BIN := .venv/bin
 # `make test CONSTRAINTS=` installs the newest versions of all dependencies.
@@ -43,11 +43,16 @@ check: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Every page and figure that is made from records, after records have changed.
+pages: .venv/.installed
+	$(BIN)/kexpfam reproduce page $(foreach page,$(shell grep -l '<!-- records:' README.md docs/*.md docs/decisions/*.md),--tables-in $(page))
+
 # Screenshots for the README; they need a browser.
 screenshots: .venv/.installed
 	$(BIN)/python tools/screenshots.py
 
-# The site, in site/. Warnings and broken links are errors.
+# The site, in site/. Warnings, broken links and errors in the scripts of docs/examples are errors. Scripts that have not changed since
+# the last build are not run again; `make clean` removes their output.
 docs: .venv/.installed
 	$(BIN)/sphinx-build -q -W --keep-going -E -b html docs site
 	$(BIN)/python docs/check_links.py site
@@ -89,5 +94,5 @@ reproduce-quick: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-adapters .venv-lowest .venv-release demo site dist reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv .venv-adapters .venv-lowest .venv-release demo site dist docs/gallery docs/tutorials reproduction-quick build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,15 +9,39 @@ from typing import Any
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).parent), str(ROOT)]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["MPLBACKEND"] = "agg"
 
 from kexpfam import __version__  # noqa: E402
 
 project, author, release = "kexpfam", "The kexpfam developers", __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_parts"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "site_parts",
+]
+exclude_patterns = ["_build", "examples"]
+
+# Scripts run while the site is built; those that did not change since the last build keep their pages.
+sphinx_gallery_conf = {
+    "examples_dirs": ["examples/tutorials", "examples/gallery"],
+    "gallery_dirs": ["tutorials", "gallery"],
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("site_parts.figures_of_block",),
+    "ignore_repr_types": r"matplotlib|kexpfam\.plot",
+    "reset_modules": (),
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 3600,
+    "parallel": 2,
+}
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
@@ -39,10 +63,15 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
-# Links between pages are written for a reader of the repository too: the page of the reproduction lies
-# outside of docs.
-MOVED = {"](../reproduction/README.md": "](paper-tables.md"}
+# Links between pages are written for a reader of the repository too: the page of the reproduction is
+# outside of docs, and scripts become pages with their output.
+MOVED = {
+    r"\]\(\.\./reproduction/README\.md": "](paper-tables.md",
+    r"\]\((\.\./)?(?:docs/)?examples/(\w+)/README\.rst": r"](\1\2/index.rst",
+    r"\]\((\.\./)?(?:docs/)?examples/(\w+)/(\w+)\.py": r"](\1\2/\3.rst",
+}
 # Where pages that nobody has given a place in the navigation appear.
 OTHERS = "% pages without a place"
 
@@ -50,7 +79,7 @@ OTHERS = "% pages without a place"
 def redirected(app: Sphinx, page: str, source: list[str]) -> None:
     """Let links that lead out of the folder lead to the pages that show the same; give every page a place."""
     for before, after in MOVED.items():
-        source[0] = source[0].replace(before, after)
+        source[0] = re.sub(before, after, source[0])
     if page == "index":
         folder = Path(app.srcdir)
         pages = [str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*.md")]

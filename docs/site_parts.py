@@ -1,4 +1,4 @@
-"""Extensions of the Sphinx site: formulas as MathML, and the reference of the command line."""
+"""Extensions of the Sphinx site: formulas as MathML, the commands, and the figures of scripts."""
 
 import inspect
 import re
@@ -8,10 +8,13 @@ import latex2mathml.converter
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
+from sphinx_gallery.scrapers import figure_rst
 
-__all__ = ["setup"]
+__all__ = ["figures_of_block", "setup"]
 
 
 def _inline(writer: HTML5Translator, node: nodes.math) -> None:
@@ -63,6 +66,20 @@ def _plain(text: str) -> str:
     """Return help without Rich's marks, as text that reStructuredText takes as it stands."""
     text = re.sub(r"\[/?[a-z ]+\]", "", text)
     return re.sub(r"\s+", " ", re.sub(r"([*`|_\\])", r"\\\1", text)) or "No description."
+
+
+def figures_of_block(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+    """Save the new figures of a script's block, made with or without pyplot, and return their markup."""
+    names = block_vars["example_globals"]
+    found = {id(value): value for value in names.values() if isinstance(value, Figure)}
+    saved = []
+    for figure in found.values():
+        if not hasattr(figure, "shown_in_gallery"):
+            figure.shown_in_gallery = True
+            saved.append(next(block_vars["image_path_iterator"]))
+            figure.savefig(saved[-1], dpi=110)
+    plt.close("all")
+    return figure_rst(saved, gallery_conf["src_dir"])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -21,7 +21,17 @@ from reproduction.tables import (
     number,
 )
 
-__all__ = ["PUBLISHED", "details", "joint", "lowest_in_bold", "posteriors", "uci"]
+__all__ = [
+    "PUBLISHED",
+    "by_dataset",
+    "details",
+    "joint",
+    "lowest_in_bold",
+    "posteriors",
+    "star",
+    "uci",
+    "unseen",
+]
 
 with (Path(__file__).parent / "published.toml").open("rb") as stream:
     PUBLISHED = tomllib.load(stream)
@@ -39,17 +49,17 @@ def uci(records: list[Record]) -> str:
     """Return the table of NLL (ours, peers, printed) and the table of calibration and cost."""
     names = list(next(iter(PUBLISHED["regression"].values())))
     rows, costs = [], []
-    for dataset, here in _by_dataset(records):
+    for dataset, here in by_dataset(records):
         printed = [PUBLISHED["regression"].get(dataset, {}).get(name) for name in names]
-        star, texts = (
-            _star(here),
+        mark, texts = (
+            star(here),
             [*_likelihoods(here, REGRESSORS, 2), *(number(value, 2) for value in printed)],
         )
-        if not star:
+        if not mark:
             texts = lowest_in_bold(texts, [*_mean_nlls(here, REGRESSORS), *printed])
-        rows.append([dataset + star, _size(here), count(chosen(here, method="auto")), *texts])
+        rows.append([dataset + mark, _size(here), count(chosen(here, method="auto")), *texts])
         mine = [good(here, method=method) for method in REGRESSORS]
-        costs.append([dataset + star, *(f"{_calibrated(each)}; {_time_and_memory(each)}" for each in mine)])
+        costs.append([dataset + mark, *(f"{_calibrated(each)}; {_time_and_memory(each)}" for each in mine)])
     header = (
         "set",
         "rows × inputs",
@@ -61,18 +71,32 @@ def uci(records: list[Record]) -> str:
     return f"{markdown(header, rows)}\n\n{below}\n\n{legend(REGRESSORS, CONDITIONALS)}"
 
 
+def unseen(records: list[Record]) -> str:
+    """Return NLL, calibration and cost of the default on splits that no choice has seen."""
+    rows = []
+    for dataset, here in by_dataset(records):
+        mine, printed = good(here, method="auto"), PUBLISHED["pretrained"].get(dataset)
+        texts = [*_likelihoods(here, ["auto"], 2), number(printed, 2)]
+        if not star(here):
+            texts = lowest_in_bold(texts, [*_mean_nlls(here, ["auto"]), printed])
+        name, splits = dataset + star(here), count(chosen(here, method="auto"))
+        rows.append([name, _size(here), splits, *texts, _calibrated(mine), _time_and_memory(mine)])
+    header = ("set", "rows × inputs", "splits", *_names(["auto"]), "TabPFN v2, printed", "PIT", "fit s / MB")
+    return markdown(header, rows)
+
+
 def joint(records: list[Record]) -> str:
     """Return the table of NLL of ours and of the peers, and the table of time, memory and sampling speed."""
     rows, costs = [], []
-    for dataset, here in _by_dataset(records):
-        star, texts = _star(here), _likelihoods(here, DENSITY_MODELS, 3)
-        if not star:
+    for dataset, here in by_dataset(records):
+        mark, texts = star(here), _likelihoods(here, DENSITY_MODELS, 3)
+        if not mark:
             texts = lowest_in_bold(texts, _mean_nlls(here, DENSITY_MODELS))
         mine = [good(here, method=method) for method in DENSITY_MODELS]
         verdicts = dict.fromkeys(record["values"]["verdict"] for record in mine[0])
         own = [", ".join(verdicts) or NOTHING, _shares(mine[0])]
-        rows.append([dataset + star, _size(here), mean(good(here), "truth_nll", 3), *texts, *own])
-        costs.append([dataset + star, *(f"{_time_and_memory(each)}; {_milliseconds(each)}" for each in mine)])
+        rows.append([dataset + mark, _size(here), mean(good(here), "truth_nll", 3), *texts, *own])
+        costs.append([dataset + mark, *(f"{_time_and_memory(each)}; {_milliseconds(each)}" for each in mine)])
     header = ("set", "rows × columns", "truth", *_names(DENSITY_MODELS), "verdict on the default", "made of")
     below = markdown(("fit s / MB; ms per 5,000 draws", *_names(DENSITY_MODELS)), costs)
     return f"{markdown(header, rows)}\n\n{below}\n\n{_printed_joint()}\n\n{legend(DENSITY_MODELS, DENSITIES)}"
@@ -131,7 +155,7 @@ def _shares(records: list[Record]) -> str:
 def details(records: list[Record]) -> str:
     """Return everything that was measured of each method on each set, one row each."""
     rows = []
-    for dataset, here in _by_dataset(records):
+    for dataset, here in by_dataset(records):
         for method in dict.fromkeys(record["cell"]["method"] for record in here):
             seen, mine = chosen(here, method=method), good(here, method=method)
             packages = dict.fromkeys(record["values"].get("package", NOTHING) for record in mine)
@@ -167,7 +191,7 @@ def lowest_in_bold(texts: Sequence[str], values: Sequence[float | None]) -> list
     return [f"**{text}**" if value == min(known) else text for text, value in zip(texts, values, strict=True)]
 
 
-def _by_dataset(records: list[Record]) -> list[tuple[str, list[Record]]]:
+def by_dataset(records: list[Record]) -> list[tuple[str, list[Record]]]:
     return [
         (name, chosen(records, dataset=name))
         for name in sorted({record["cell"]["dataset"] for record in records})
@@ -209,7 +233,7 @@ def _size(here: list[Record]) -> str:
     return NOTHING
 
 
-def _star(here: list[Record]) -> str:
+def star(here: list[Record]) -> str:
     """Return a star if there are so many ties that the likelihood has no bound."""
     few = lambda values: values.get("distinct_targets", np.inf) <= FEW_VALUES * values["training_rows"]
     tied = lambda values: values.get("ties", 0.0) >= MANY_TIES

@@ -171,7 +171,7 @@ def reach(records: list[Record]) -> str:
                     ", ".join(dict.fromkeys(record["values"]["status"] for record in mine)) or NOTHING,
                 ]
             )
-    names = ("base", "road", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
+    names = ("base", "method", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
     return markdown((*names, "KL(q ‖ p0) by ν", "MMD² ×10³", "C2ST", "processor s", "status"), rows)
 
 

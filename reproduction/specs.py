@@ -1,8 +1,8 @@
 """Experiments: TOML files whose tables are expanded to cells.
 
 Each ``[[cells]]`` table is a product: a list stands for one cell per entry, anything else is the same in all
-of them, and ``seeds = 5`` means the seeds 0 to 4. A ``quick`` table inside overrides what a quick run makes
-smaller; ``quick = false`` leaves the product out of quick runs.
+of them. ``seeds = 5`` means the seeds 0 to 4, and a list the seeds in it. A ``quick`` table inside overrides
+what a quick run makes smaller; ``quick = false`` leaves the product out of quick runs.
 """
 
 import itertools
@@ -27,6 +27,7 @@ EXPERIMENTS = (
     "algorithms",
     "duals",
     "uci",
+    "unseen",
     "joint",
     "posteriors",
     "mixed",
@@ -79,6 +80,6 @@ def _multiplied(product: dict[str, Any]) -> list[Cell]:
 
 
 def _choices(name: str, value: Any) -> list:
-    if name == "seeds":
+    if name == "seeds" and isinstance(value, int):
         return list(range(value))
     return value if isinstance(value, list) else [value]

