@@ -10,11 +10,11 @@ from scipy.stats import kstest, multivariate_normal, norm
 
 from kexpfam.data.kinds import Real
 from kexpfam.data.scaling import Scaling
-from kexpfam.model.chain import Chain, Layout
+from kexpfam.model.chain import Chain, ChainSampler, Layout
 from kexpfam.model.density import Inputs
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 from kexpfam.model.measures import Gaussian
-from kexpfam.model.partial import completed, log_evidence, patterns
+from kexpfam.model.partial import FewDrawsWarning, completed, log_evidence, patterns
 
 COVARIANCE = np.array([[2.0, 0.8, -0.5], [0.8, 1.0, 0.3], [-0.5, 0.3, 1.5]])
 MEAN = np.array([1.0, -2.0, 0.5])
@@ -114,3 +114,47 @@ def test_a_stack_weighs_its_parts(normal, chains):
 def test_rows_are_sorted_by_what_they_know():
     values = np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, np.nan]])
     assert {tuple(rows.tolist()): known for rows, known in patterns(values)} == {(1,): (), (0, 2): (0,)}
+
+
+@pytest.mark.parametrize("unknown", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_weights_by_shared_prefixes_are_those_of_whole_completions(chains, unknown):
+    """Both members have other orders, so that unknown columns come first, in between and last."""
+    known = chains.scaling.to_model(np.random.default_rng(0).normal(2.0, 3.0, (4, 3)))
+    known[:, list(unknown)] = np.nan
+    levels = np.random.default_rng(1).random((8, 3), np.float32)
+    for k in range(len(chains)):
+        member = ChainSampler(chains.members.member(k))
+        repeated, tiled = np.repeat(known, 8, axis=0), np.tile(levels, (4, 1))
+        whole = member.sample(np.zeros((32, 0)), tiled, known=repeated).log_weight.reshape(4, 8)
+        found = member.log_weights(np.zeros((4, 0)), known, levels)
+        assert found.shape in {(4, 1), (4, 8)}
+        assert np.allclose(found, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("unknown", range(3))
+def test_scores_of_a_row_with_a_gap_agree_with_quadrature(chains, unknown):
+    """Levels of a Sobol sequence have a smaller error than the standard error of as many random ones."""
+    rows = np.random.default_rng(2).normal(2.0, 3.0, (20, 3))
+    rows[:, unknown] = np.nan
+    errors = log_evidence(chains, rows, 512, key=jr.key(0)) - [by_quadrature(chains, row) for row in rows]
+    independent = completed(chains, rows, 512, key=jr.key(0)).evidence()
+    standard = np.array([one.standard_error for one in independent])
+    assert np.sqrt(np.mean(errors**2)) < 0.5 * np.sqrt(np.mean(standard**2))
+
+
+def test_rows_with_few_effective_draws_are_completed_more_often(chains, monkeypatch):
+    counts, weigh = [], ChainDensity.log_completion_weights
+
+    def counted(self, z, count):
+        counts.append((len(z), count))
+        return weigh(self, z, count)
+
+    monkeypatch.setattr(ChainDensity, "log_completion_weights", counted)
+    rows = np.array([[2.0, 2.0, np.nan], [np.nan, 2.0, 2.0]])
+    log_evidence(chains, rows, 32, key=jr.key(0))
+    assert counts == [(2, 32), (2, 256)]
+
+
+def test_rows_far_from_the_data_warn_of_few_draws(chains):
+    with pytest.warns(FewDrawsWarning, match="rest on few effective draws"):
+        log_evidence(chains, np.array([[np.nan, 40.0, 2.0]]), 4, key=jr.key(0))

@@ -57,7 +57,7 @@ from kexpfam.settings import copy_changed_records
 __all__ = ["KernelModel"]
 
 # Completions of a row with missing values in columns that had few or none during fit.
-GAP_DRAWS = 2048
+GAP_DRAWS = 256
 
 
 class KernelModel(Estimator):

@@ -524,6 +524,13 @@ class Link(NamedTuple):
         )
 
 
+class Pass(NamedTuple):
+    """Inputs and hidden units of rows, as far as their columns are there."""
+
+    inputs: Float[np.ndarray, "n a"]
+    layers: Float[np.ndarray, "layers n w"]
+
+
 class ChainSampler:
     """Draws of one member, whose weights are sorted once.
 
@@ -557,14 +564,10 @@ class ChainSampler:
         are kept. ``log_weight`` is their log density, each given the cells before it: its exponential is an
         unbiased estimate of the density of the known cells.
         """
-        count, plain = len(x), len(self._links[0].skip)
-        inputs = np.zeros((count, len(self._first)), np.float32)
-        layers = np.zeros((len(self._biases), count, self._first.shape[1]), np.float32)
-        targets, totals = np.zeros((count, len(self._links))), np.zeros((2, count))
-        seen = x if self._sees is None else x * self._sees
-        self._enter(inputs, seen.astype(np.float32), np.arange(x.shape[1]))
+        state = self._begun(x)
+        targets, totals = np.zeros((len(x), len(self._links))), np.zeros((2, len(x)))
         for j, link in enumerate(self._links):
-            law = link.law(self._units(layers, inputs, j), inputs[:, :plain])
+            law = self._law(state, j)
             if known is None:
                 values, log_drawn = law.drawn(levels[:, j], cells)
             else:
@@ -572,8 +575,50 @@ class ChainSampler:
                 totals[1] += log_known
             totals[0] += log_drawn
             targets[:, link.column] = values
-            self._enter(inputs, link.encoding(values[:, None].astype(np.float32)), link.places)
+            self._enter(state.inputs, link.encoding(values[:, None].astype(np.float32)), link.places)
         return ChainDraws(targets, *totals)
+
+    def log_weights(
+        self,
+        x: Float[np.ndarray, "n p"],
+        known: Float[np.ndarray, "n d"],
+        levels: Float[np.ndarray, "count d"],
+    ) -> Float[np.ndarray, "n weights"]:
+        """Return the log density of the known cells of rows, each given the cells before it, when the unknown
+        cells are their quantiles at these levels.
+
+        All rows have the same known columns. Columns before the first unknown one are computed once per row,
+        and those after the last known one are left out; where no unknown column is left, a row has the exact
+        log density of its known cells, once.
+        """
+        missing = np.isnan(known[0])[[link.column for link in self._links]]
+        end = len(missing) - int(np.argmin(missing[::-1]))
+        state, total = self._begun(x), np.zeros(len(x))
+        for j, link in enumerate(self._links[:end]):
+            if missing[j] and len(total) == len(x):
+                repeated = lambda part: np.repeat(part, len(levels), axis=-2)
+                state, total = Pass(*map(repeated, state)), np.repeat(total, len(levels))
+            law, each = self._law(state, j), len(total) // len(x)
+            if missing[j]:
+                values = law.drawn(np.tile(levels[:, j], len(x)), None)[0]
+            else:
+                values = np.repeat(known[:, link.column], each).astype(float)
+                total += law.log_density(values, None)
+            self._enter(state.inputs, link.encoding(values[:, None].astype(np.float32)), link.places)
+        return total.reshape(len(x), -1)
+
+    def _begun(self, x: Float[np.ndarray, "n p"]) -> Pass:
+        """Return the pass before the first column, with the condition among the inputs."""
+        inputs = np.zeros((len(x), len(self._first)), np.float32)
+        layers = np.zeros((len(self._biases), len(x), self._first.shape[1]), np.float32)
+        seen = x if self._sees is None else x * self._sees
+        self._enter(inputs, seen.astype(np.float32), np.arange(x.shape[1]))
+        return Pass(inputs, layers)
+
+    def _law(self, state: Pass, place: int) -> AtomLaw:
+        """Return the law of the column at this place of the chain."""
+        link = self._links[place]
+        return link.law(self._units(*state, place), state.inputs[:, : len(link.skip)])
 
     def _enter(
         self, inputs: np.ndarray, values: Float[np.ndarray, "n i"], places: Int[np.ndarray, " i"]
@@ -585,7 +630,7 @@ class ChainSampler:
             own = plain + pieces * places[:, None] + np.arange(pieces)
             inputs[:, own.ravel()] = piecewise(values, self._knots[places])
 
-    def _units(self, layers: np.ndarray, inputs: np.ndarray, degree: int) -> Float[np.ndarray, "n u"]:
+    def _units(self, inputs: np.ndarray, layers: np.ndarray, degree: int) -> Float[np.ndarray, "n u"]:
         """Return the last layer's units of at most this degree; compute those of this degree in place."""
         done = slice(self._ends[degree])
         new = slice(self._ends[degree - 1] if degree else 0, self._ends[degree])

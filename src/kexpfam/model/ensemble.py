@@ -199,15 +199,40 @@ class ChainDensity(AbstractDensity):
 
     def _sobol_draws(self, condition: np.ndarray, draws: int) -> np.ndarray:
         """Return at least so many draws per condition at the levels of a Sobol sequence, in data units."""
-        size, dim = 1 << max(0, int(np.ceil(np.log2(draws / len(self))))), self.members.dim
-        levels = qmc.Sobol(dim, scramble=False).random(size * len(self)) + 0.5 / (size * len(self))
+        levels = self._sobol_levels(draws)
+        _, size, dim = levels.shape
         rows = np.repeat(condition, size, axis=0)
 
         def drawn(member: ChainSampler, k: int) -> np.ndarray:
-            own = np.tile(levels[k * size : (k + 1) * size].astype(np.float32), (len(condition), 1))
+            own = np.tile(levels[k], (len(condition), 1))
             return self.scaling.to_data(member.sample(rows, own).targets).reshape(len(condition), size, dim)
 
         return np.concatenate(self.of_members(drawn), axis=1)
+
+    def _sobol_levels(self, draws: int) -> Float[np.ndarray, "m size d"]:
+        """Return the levels of at least so many draws, equally many by every member."""
+        members, exponent = len(self), max(0, int(np.ceil(np.log2(draws / len(self)))))
+        points = qmc.Sobol(self.members.dim, scramble=False).random_base2((members - 1).bit_length() + exponent)
+        levels = points[: members << exponent] + 0.5 / len(points)
+        return levels.reshape(members, -1, self.members.dim).astype(np.float32)
+
+    def log_completion_weights(self, z: Float[np.ndarray, "n d"], count: int) -> Float[np.ndarray, "n c"]:
+        """Return log weights whose mean, as weights, is the density of the known cells, in model units.
+
+        Unknown cells are NaN. At least ``count`` completions have the levels of a Sobol sequence, equally
+        many by every member; the error of their mean is smaller than that of as many random ones.
+        """
+        levels = self._sobol_levels(count)
+        found = np.zeros((len(z), *levels.shape[:2]))
+        known, owner = np.unique(~np.isnan(z), axis=0, return_inverse=True)
+        groups = [np.flatnonzero(owner.ravel() == k) for k in range(len(known))]
+
+        def weighed(member: ChainSampler, k: int) -> None:
+            for rows in groups:
+                found[rows, k] = member.log_weights(np.zeros((len(rows), 0)), z[rows], levels[k])
+
+        self.of_members(weighed)
+        return found.reshape(len(z), -1)
 
     def probabilities(self, X: np.ndarray | None = None) -> np.ndarray:
         """Return the probability of each label of the single target, (rows, labels)."""

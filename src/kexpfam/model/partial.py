@@ -4,8 +4,9 @@ The unknown cells of a row are drawn in some order, each given the cells before 
 density of the known cells, each given the cells before it. Then :math:`E[w]` is the density of the known
 part, and draws with these weights follow the unknown part given the known one. For a mixture of normals w is
 that density itself; for chains it is where the known columns come first. A kernel model on a grid is summed
-over the cells of the unknown columns. Scores of all rows use the same random numbers, so that the score of a
-row does not depend on the others; draws of different rows are independent.
+over the cells of the unknown columns. Scores of all rows use the same levels (a Sobol sequence for chains) or
+random numbers, so that the score of a row does not depend on the others; draws of different rows are
+independent.
 """
 
 import warnings
@@ -32,6 +33,8 @@ __all__ = ["Completions", "FewDrawsWarning", "completed", "log_evidence", "patte
 CHUNK_NUMBERS = 1_000_000
 # A mean over fewer effective draws has an error that its own variance does not show.
 FEW_DRAWS = 50.0
+# Completions of rows that had few effective draws at first, as a multiple.
+MORE_DRAWS = 8
 # The standard error of an exact log density is below this, by rounding.
 EXACT = 1e-9
 # Cells of the unknown columns of a row, at most, and the cells that are added beyond each end of the grid,
@@ -109,30 +112,39 @@ def _completed_blocks(
 
 
 def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
-    """Return the log density of the known part of each row; warn if some rest on few effective draws.
+    """Return the log density of the known part of each row, by about ``count`` completions.
 
-    One block of completions is in memory."""
+    Rows with few effective draws are completed more often; warn if some still have few. One block of
+    completions is in memory."""
     found = np.zeros(len(values))
     whole = ~np.isnan(values).any(axis=1)
     found[whole] = density.log_density(values[whole])
-    if not np.all(whole):
-        blocks = _completed_blocks(density, values[~whole], count, key, shared=True)
+    rows, estimates = np.flatnonzero(~whole), []
+    for draws in (count, MORE_DRAWS * count):
+        blocks = _completed_blocks(density, values[rows], draws, key, shared=True)
         estimates = [one for block in blocks for one in block.evidence()]
-        warn_of_few_draws(estimates)
-        found[~whole] = [one.value for one in estimates]
+        found[rows] = [one.value for one in estimates]
+        rows = rows[[_is_uncertain(one) for one in estimates]]
+        if not len(rows):
+            return found
+    warn_of_few_draws(estimates)
     return found
 
 
 def warn_of_few_draws(estimates: list[Estimate]) -> None:
     """Warn if an estimate that is not exact rests on few effective draws."""
-    inexact = [one for one in estimates if one.standard_error > EXACT]
-    few = [one.effective_draws for one in inexact if one.effective_draws < FEW_DRAWS]
+    few = [one.effective_draws for one in estimates if _is_uncertain(one)]
     if few:
         message = (
-            f"{len(few)} of {len(estimates)} densities rest on few effective draws, down to {min(few):.1f}: "
+            f"{len(few)} densities rest on few effective draws, down to {min(few):.1f}: "
             "what is given is rare under the model. Ask for more draws, or for values nearer to the data."
         )
         warnings.warn(message, FewDrawsWarning, stacklevel=caller_level())
+
+
+def _is_uncertain(estimate: Estimate) -> bool:
+    """Return whether an estimate that is not exact rests on few effective draws."""
+    return estimate.standard_error > EXACT and estimate.effective_draws < FEW_DRAWS
 
 
 def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
@@ -153,22 +165,35 @@ def _completed(
 def _(
     density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
 ) -> Completions:
-    """Return equally many completions by every member; columns that a member has first are exact."""
+    """Return equally many completions by every member; columns that a member has first are exact.
+
+    Scores, whose levels are shared, need the weights alone: no row is completed for them."""
+    if shared:
+        weights = density.log_completion_weights(density.scaling.to_model(values), count)
+        rows = np.broadcast_to(values[:, None], (*weights.shape, values.shape[1]))
+    else:
+        rows, weights = _by_members(density, values, count, key)
+    return Completions(rows, weights + _known_jacobian(density.scaling, values)[:, None], len(density))
+
+
+def _by_members(
+    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return completions by every member in data units, and their log weights in model units."""
     each, dim = -(-count // len(density)), values.shape[1]
     known = np.repeat(density.scaling.to_model(values), each, axis=0)
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
     def drawn(member: ChainSampler, k: int) -> ChainDraws:
-        drawn = uniform_levels(streams[k], each * (1 if shared else len(values)), dim)
-        levels = np.tile(drawn, (len(values), 1)) if shared else drawn
-        return member.sample(np.zeros((len(known), 0)), levels, known=known)
+        return member.sample(
+            np.zeros((len(known), 0)), uniform_levels(streams[k], len(known), dim), known=known
+        )
 
     found = density.of_members(drawn)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
     weights = np.stack([one.log_weight.reshape(len(values), each) for one in found], axis=1)
     rows = density.scaling.to_data(targets.reshape(-1, dim)).reshape(len(values), -1, dim)
-    log_weights = weights.reshape(len(values), -1) + _known_jacobian(density.scaling, values)[:, None]
-    return Completions(_kept(rows, values), log_weights, len(density))
+    return _kept(rows, values), weights.reshape(len(values), -1)
 
 
 @_completed.register
