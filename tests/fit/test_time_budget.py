@@ -48,10 +48,17 @@ def test_a_large_budget_changes_nothing_but_the_rates_of_time():
 
 
 def test_rates_fall_with_the_budget(clock):
-    rates = Rates(1.0, 0.0, 1.0, 1000, TimeBudget.of(10.0))
+    rates = Rates(1.0, 0.0, 1.0, 1000, 0.0, TimeBudget.of(10.0))
     series = [rates.at(0) for _ in range(12)]
     assert all(after <= before for before, after in zip(series, series[1:], strict=False))
     assert series[-1] == pytest.approx(0.0)
+
+
+def test_dropout_falls_to_zero_with_the_rates():
+    rates = Rates(1.0, 0.0, 1.0, 100, 0.25)
+    series = [rates.threshold(epoch) for epoch in range(101)]
+    assert series[0] == 192 and series[50] == 224 and series[100] == 256
+    assert all(after >= before for before, after in zip(series, series[1:], strict=False))
 
 
 def test_candidates_that_take_too_long_are_left_out(clock):

@@ -93,8 +93,8 @@ class Learned(SettingsRecord):
     rkhs_penalty : float
         The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
     dropout : float
-        The share of hidden units that are dropped in an update, for five targets and more; for fewer it
-        falls to two fifths of this.
+        The share of hidden units that are dropped in the first updates, for five targets and more; for
+        fewer it is down to two fifths of this. It falls to zero along half a cosine.
     average : float
         The share of the old weights in the exponential moving average.
     bumps, rows_per_bump, most_bumps : int
@@ -224,15 +224,14 @@ class Learned(SettingsRecord):
         updates = max(1, rows // batch)
         epochs = min(self.epochs, -(-self.updates(targets) // updates))
         rate = self.rate * min(1.0, 2.0 * self.width / self.hidden(targets))
-        threshold = round(256 * (1.0 - self.dropped(targets)))
-        numbers = self.decay, self.rkhs_penalty, self.average, threshold
+        numbers = self.decay, self.rkhs_penalty, self.average
         hyper = Hyper(*(np.asarray(number, np.float32) for number in numbers))
         return Trainer(
             parts,
             batch,
             updates,
             cells,
-            Rates(rate, self.last_rate, self.warm_up, epochs),
+            Rates(rate, self.last_rate, self.warm_up, epochs, self.dropped(targets)),
             hyper,
             self.patience,
             self.progress,

@@ -53,36 +53,45 @@ class Hyper(NamedTuple):
     decay: Float[AnyArray, ""]
     rkhs_penalty: Float[AnyArray, ""]
     average: Float[AnyArray, ""]
-    threshold: Float[AnyArray, ""]  # a hidden unit is dropped if its random byte is not below this
 
 
 class Rates(NamedTuple):
-    """Learning rates: they rise over the first epochs and fall along half a cosine.
+    """Learning rates and dropout, which fall along half a cosine; rates rise over the first epochs.
 
-    With a time budget they fall at least as fast as the budget is spent.
+    With a time budget they fall at least as fast as the budget is spent. Dropout ends at zero: a law that is
+    trained with it is at least as wide as the noise that it adds.
     """
 
     highest: float
     last_share: float
     warm_up: float
     epochs: int
+    dropout: float
     budget: TimeBudget | None = None
 
     def at(self, epoch: int) -> float:
         """Return the learning rate of an epoch."""
-        done = max(epoch / self.epochs, 0.0 if self.budget is None else min(1.0, self.budget.spent()))
-        cosine = 0.5 * (1.0 + np.cos(np.pi * done))
-        share = cosine * min((epoch + 1.0) / self.warm_up, 1.0)
+        share = self._cosine(epoch) * min((epoch + 1.0) / self.warm_up, 1.0)
         return self.highest * (self.last_share + (1.0 - self.last_share) * share)
+
+    def threshold(self, epoch: int) -> int:
+        """Return the number of random bytes with which a hidden unit is kept in an epoch."""
+        return round(256 * (1.0 - self.dropout * self._cosine(epoch)))
+
+    def _cosine(self, epoch: int) -> float:
+        done = max(epoch / self.epochs, 0.0 if self.budget is None else min(1.0, self.budget.spent()))
+        return 0.5 * (1.0 + np.cos(np.pi * done))
 
 
 class Batches(NamedTuple):
-    """The rows of some updates, the random bytes of dropout, and how many of the updates are made."""
+    """The rows of some updates, random bytes, of which a hidden unit is dropped whose byte is not below the
+    threshold, the learning rate, and how many of the updates are made."""
 
     target: Float[AnyArray, "u b d"]
     condition: Float[AnyArray, "u b p"]
     weight: Float[AnyArray, "u b"] | None
-    dropout: UInt8[AnyArray, "u layers b w"]
+    noise: UInt8[AnyArray, "u layers b w"]
+    threshold: Float[AnyArray, ""]
     rate: Float[AnyArray, ""]
     count: Int[AnyArray, ""]
 
@@ -174,6 +183,7 @@ class Trainer(NamedTuple):
                 rows.condition[chosen],
                 None if rows.weight is None else rows.weight[chosen],
                 rng.integers(0, 256, (UPDATES, depth, self.batch, width), np.uint8),
+                np.asarray(self.rates.threshold(epoch), np.float32),
                 np.asarray(self.rates.at(epoch) * rows.rates[member], np.float32),
                 np.asarray(count),
             )
@@ -286,8 +296,9 @@ def _updated(
     restored = _flat(chain)[1]
 
     def update(i: Int[Array, ""], member: MemberState) -> MemberState:
-        batch = jax.tree.map(lambda part: part[i], (*batches[:3], batches.dropout))
-        cost = lambda weights: _cost(restored(weights).within(layout), hyper, *batch, cells=cells)
+        batch = jax.tree.map(lambda part: part[i], batches[:4])
+        whole = lambda weights: restored(weights).within(layout)
+        cost = lambda weights: _cost(whole(weights), hyper, *batch, batches.threshold, cells=cells)
         direction, moments = optimiser().update(jax.grad(cost)(member.weights), member.moments)
         weights = member.weights - batches.rate * (direction + hyper.decay * member.weights)
         return MemberState(weights, averaged(member.average, weights, hyper.average), moments)
@@ -302,12 +313,12 @@ def _cost(
     condition: Float[Array, "b p"],
     weight: Float[Array, " b"] | None,
     noise: UInt8[Array, "layers b w"],
+    threshold: Float[Array, ""],
     *,
     cells: int,
 ) -> Float[Array, ""]:
     """Return the penalised negative log likelihood of a batch, with dropout."""
-    kept = hyper.threshold / 256.0
-    dropout = lambda h, layer: h * ((noise[layer] < hyper.threshold) / kept).astype(h.dtype)
+    dropout = lambda h, layer: h * ((noise[layer] < threshold) * (256.0 / threshold)).astype(h.dtype)
     scores = jnp.sum(chain.log_densities(target, condition, cells=cells, dropout=dropout), axis=1)
     mean = jnp.mean(scores if weight is None else weight * scores)
     return 0.5 * hyper.rkhs_penalty * chain.penalty() - mean
