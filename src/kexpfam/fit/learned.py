@@ -33,6 +33,8 @@ CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 JUDGED_ROWS = 2048
 # The learning rate of members with encoded inputs, as a share of that of the others.
 ENCODED_RATE = 0.5
+# With more targets than this a tilt has fewer bumps: most of the shape is in the dependence of the columns.
+FEW_TARGETS = 6
 # The rows for which ``lag`` is meant.
 LAG_ROWS = 1_000
 # The parts of a view of the inputs.
@@ -72,7 +74,8 @@ class Learned(SettingsRecord):
         Maximal number of updates for ten targets and more, up to 2.5 times as many for fewer. The schedule
         of rates ends there, or after ``epochs`` if that is sooner.
     epochs, patience : int
-        Maximal number of passes over the rows, and of passes without a better held-out score.
+        Maximal number of passes over the rows, and of passes without a better held-out score, half of it for
+        five targets and more.
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
     trial, lag : float
@@ -98,8 +101,8 @@ class Learned(SettingsRecord):
     average : float
         The share of the old weights in the exponential moving average.
     bumps, rows_per_bump, most_bumps : int
-        The least number of bumps of a tilt, the rows for one more, and the most for one or two targets; for
-        more targets the most is smaller.
+        The least number of bumps of a tilt, three fifths of it for more than six targets, the rows for one
+        more, and the most for one or two targets; for more targets the most is smaller.
     cells : int
         The least number of cells of the residual while training; there are four per bump.
     polish : tuple of float
@@ -147,7 +150,7 @@ class Learned(SettingsRecord):
     bumps: int = 20
     rows_per_bump: int = 150
     most_bumps: int = 64
-    cells: int = 80
+    cells: int = 48
     polish: tuple[float, ...] = ()
     polish_progress: float = 1e-3
     polish_steps: int = 100
@@ -183,11 +186,16 @@ class Learned(SettingsRecord):
     def resolution(self, rows: int, targets: int) -> int:
         """Return the number of bumps of a tilt for so many rows and targets with tilts."""
         most = min(self.most_bumps, 2 * self.most_bumps // max(targets, 1))
-        return max(self.bumps, min(most, rows // self.rows_per_bump) // EVEN_BUMPS * EVEN_BUMPS)
+        least = self.bumps if targets <= FEW_TARGETS else round(0.6 * self.bumps)
+        return max(least, min(most, rows // self.rows_per_bump) // EVEN_BUMPS * EVEN_BUMPS)
 
     def updates(self, targets: int) -> int:
         """Return the maximal number of updates for so many targets."""
         return round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
+
+    def patient(self, targets: int) -> int:
+        """Return the epochs without a better held-out score after which training ends."""
+        return self.patience if targets < 5 else -(-self.patience // 2)
 
     def dropped(self, targets: int) -> float:
         """Return the share of hidden units that are dropped for so many targets."""
@@ -233,7 +241,7 @@ class Learned(SettingsRecord):
             cells,
             Rates(rate, self.last_rate, self.warm_up, epochs, self.dropped(targets)),
             hyper,
-            self.patience,
+            self.patient(targets),
             self.progress,
             round(self.trial * epochs),
             self.lag * max(1.0, LAG_ROWS / rows),
