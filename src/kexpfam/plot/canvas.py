@@ -69,8 +69,9 @@ def bare_arrays() -> Iterator[None]:
 
 def feature_names(estimator: Any, count: int) -> list[str]:
     """Return the column names seen in fit, or x0, x1, ..."""
+    columns = getattr(estimator, "_columns", None)
     names = getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]
-    return [str(name) for name in names]
+    return [str(name) for name in (names if columns is None else columns.labels)]
 
 
 def target_names(estimator: Any, count: int) -> list[str]:
