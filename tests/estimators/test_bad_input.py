@@ -267,6 +267,7 @@ LEFT = {
     "power": "a truth value",
     "target_columns": "tested beside the kinds of columns",
     "columns": "tested beside the kinds of columns",
+    "collinear": "a setting of p(x) alone, tested beside carried columns",
 }
 
 

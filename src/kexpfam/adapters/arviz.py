@@ -53,6 +53,9 @@ def to_inference_data(
 def _names(model: Any, width: int) -> list[str]:
     """Return the names of the columns of the draws: those seen in fit, or x0, x1, ... and y0, y1, ..."""
     conditional = getattr(model, "conditional", True)
+    columns = None if conditional else getattr(model, "_columns", None)
+    if columns is not None and columns.places is not None:
+        return columns.labels  # without carried columns
     names = getattr(model, "target_names_" if conditional else "column_names_", None)
     letter = "y" if conditional else "x"
     return names or (["y"] if conditional and width == 1 else [f"{letter}{j}" for j in range(width)])

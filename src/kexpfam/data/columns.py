@@ -23,11 +23,13 @@ class TiesWarning(UserWarning):
     """Many rows are repeated: a spike on them can raise any likelihood without limit."""
 
 
-def check_columns(X: np.ndarray, names: Sequence[str] | None) -> None:
-    """Raise for columns without a density; warn of rows that make likelihoods unbounded."""
+def check_columns(X: np.ndarray, names: Sequence[str] | None, remedy: str = "leave one out") -> None:
+    """Raise for columns without a density; warn of rows that make likelihoods unbounded.
+
+    ``remedy`` is for collinear columns."""
     check_spread(X, names)
     _refuse_constant(constant_columns(X), names)
-    _check_collinear(X, names, "column(s)")
+    _check_collinear(X, names, "column(s)", remedy)
     _warn_of_ties(X, "the data", "Use kind 'rounded' for rounded columns.")
 
 
@@ -77,7 +79,9 @@ def check_spread(values: np.ndarray, names: Sequence[str] | None, what: str = "c
         raise ValueError(f"the spread of {found} is beyond double precision: rescale before fitting.")
 
 
-def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str) -> None:
+def _check_collinear(
+    values: np.ndarray, names: Sequence[str] | None, what: str, remedy: str = "leave one out"
+) -> None:
     """Raise if a combination of the columns is constant, which has no density; warn if it nearly is."""
     if len(values) <= values.shape[1] or not np.all(np.isfinite(values)):
         return  # few rows always lie on a plane
@@ -92,8 +96,8 @@ def _check_collinear(values: np.ndarray, names: Sequence[str] | None, what: str)
     part = np.any(shares > NO_PART * shares.max(axis=1, keepdims=True), axis=0)
     found = f"{what} {_named(part, names)} are collinear"
     if spreads[-1] < EXACTLY_COLLINEAR:
-        raise ValueError(f"{found} and have no joint density: leave one out.")
-    message = f"{found} up to rounding, which decides their density."
+        raise ValueError(f"{found} and have no joint density: {remedy}.")
+    message = f"{found} up to rounding, which decides their density: {remedy}."
     warnings.warn(message, CollinearWarning, stacklevel=caller_level())
 
 

@@ -40,12 +40,14 @@ class TableSchema(PlainModule):
     """The names and kinds of the columns of a table, which encode cells as numbers and decode numbers.
 
     ``roundings`` are the lattices of the table's cells, to which decoded draws are rounded; None where there
-    is none, and empty if there is none at all.
+    is none, and empty if there is none at all. ``places`` are the positions of the columns in the table, if
+    others were left out.
     """
 
     kinds: tuple[AbstractKind, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
     roundings: tuple[Rounding | None, ...] = eqx.field(static=True, default=())
+    places: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     @staticmethod
     def of(
@@ -78,6 +80,21 @@ class TableSchema(PlainModule):
         found = [Rounding.found(values[:, j]) if rounds else None for j, rounds in enumerate(own)]
         return TableSchema(self.kinds, self.names, tuple(found) if any(found) else ())
 
+    def part(self, kept: Sequence[int]) -> "TableSchema":
+        """Return the schema of some of the columns, by their positions in this schema."""
+        places, names, roundings = self.places or range(len(self.kinds)), self.names, self.roundings
+        return TableSchema(
+            tuple(self.kinds[j] for j in kept),
+            None if names is None else tuple(names[j] for j in kept),
+            tuple(roundings[j] for j in kept) if roundings else (),
+            tuple(places[j] for j in kept),
+        )
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the columns, x0, x1, ... where they have none."""
+        return list(self.names or (f"x{j}" for j in self.places or range(len(self.kinds))))
+
     @property
     def steps(self) -> dict[str | int, float]:
         """Return the rounding step of each rounded column, by name or position."""
@@ -91,7 +108,7 @@ class TableSchema(PlainModule):
     @property
     def shown(self) -> dict[str | int, AbstractKind]:
         """Return the kinds by name, or by position where the columns have no names."""
-        return dict(zip(self.names or range(len(self.kinds)), self.kinds, strict=True))
+        return dict(zip(self.names or self.places or range(len(self.kinds)), self.kinds, strict=True))
 
     @property
     def plain(self) -> bool:
@@ -136,13 +153,19 @@ class TableSchema(PlainModule):
 
     def cells(self, values: np.ndarray, *, whole: bool = True) -> list[np.ndarray]:
         """Return numbers as cells, one array per column, each of the type of its column."""
-        cells = [kind.cells(values[:, j], whole=whole) for j, kind in enumerate(self.kinds)]
-        for j, rounding in enumerate(self.roundings if whole else ()):
+        values = self.rounded(values) if whole else values
+        return [kind.cells(values[:, j], whole=whole) for j, kind in enumerate(self.kinds)]
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers with those of rounded columns moved to their lattice; the last axis has the
+        columns."""
+        values = values.copy() if self.roundings else values
+        for j, rounding in enumerate(self.roundings):
             if rounding is not None:
-                kind, near = self.kinds[j], rounding.nearest(cells[j])
+                kind, near = self.kinds[j], rounding.nearest(values[..., j])
                 # Rounding leads neither out of the support nor to an atom.
-                cells[j] = np.where(kind.inside(near) & (near != kind.atom), near, cells[j])
-        return cells
+                values[..., j] = np.where(kind.inside(near) & (near != kind.atom), near, values[..., j])
+        return values
 
     def inside(self, values: np.ndarray) -> np.ndarray:
         """Return which rows of numbers lie in the support."""

@@ -84,7 +84,7 @@ class AbstractKind(PlainModule):
     def inside(self, values: np.ndarray) -> np.ndarray:
         """Return which values lie in the support; missing ones do."""
         low, high = self.ends
-        return np.isnan(values) | ((values >= low) & (values <= high))
+        return np.isnan(values) | (np.isfinite(values) & (values >= low) & (values <= high))
 
     def fitted(self, column: np.ndarray, name: str) -> "AbstractKind":
         """Return the kind with what it takes from the cells of a column."""

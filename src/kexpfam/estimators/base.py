@@ -146,7 +146,8 @@ class Estimator(BaseEstimator, abc.ABC):
 
     @property
     def _columns(self) -> TableSchema:
-        return self._codec.columns
+        """Return the columns of X that are modelled."""
+        return self._codec.modelled
 
     @property
     def _target_columns(self) -> TableSchema | None:
@@ -168,12 +169,16 @@ class Estimator(BaseEstimator, abc.ABC):
                 self.__dict__.pop(name, None)
 
     def _read(self, X: Any, *, reset: bool = False) -> np.ndarray:
-        """Return the cells of X as numbers; ``reset`` for those of a fit."""
+        """Return the cells of X as numbers, without carried columns; ``reset`` for those of a fit."""
+        values = self._read_all(X, reset=reset)
+        return self._codec.dropped(values)
+
+    def _read_all(self, X: Any, *, reset: bool = False) -> np.ndarray:
         kinds = getattr(self, "columns", None)
         return read_features(self, X, kinds=kinds, reset=reset, names=self._names)
 
     def _decoded(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
-        return self._described.decode(values, whole=whole)
+        return (self._target_codec or self._codec).decode(values, whole=whole)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose the container of ``sample`` and ``predict``.

@@ -9,6 +9,7 @@ from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
+from kexpfam.data.carried import Carried
 from kexpfam.data.encoding import DATES, TableSchema, categorical, columns_of
 from kexpfam.data.frames import BACKENDS, Layout, as_table, framed, layout_of, row_name
 from kexpfam.data.kinds import as_kind
@@ -22,13 +23,29 @@ OUTPUTS = ("default", "numpy", *BACKENDS)
 
 
 class TableCodec(NamedTuple):
-    """The columns of a table, and the frame that they came in, if any."""
+    """The columns of a table, the frame that they came in, if any, and the columns that are not modelled."""
 
     columns: TableSchema
     layout: Layout | None = None
+    carried: Carried | None = None
+
+    @property
+    def modelled(self) -> TableSchema:
+        """Return the columns that are not carried."""
+        return self.columns if self.carried is None else self.columns.part(self.carried.modelled)
+
+    def dropped(self, values: np.ndarray) -> np.ndarray:
+        """Return the modelled columns of numbers of all columns."""
+        return values if self.carried is None else self.carried.dropped(values)
+
+    def restored(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers of all columns of those of the modelled ones."""
+        return values if self.carried is None else self.carried.restored(values)
 
     def decode(self, values: np.ndarray, *, whole: bool = True) -> np.ndarray:
-        """Return numbers as cells; means of integers are not ``whole``."""
+        """Return numbers of the modelled columns as cells of all; means of integers are not ``whole``."""
+        if self.carried is not None:
+            values = self.restored(self.modelled.rounded(values) if whole else values)
         return self.columns.decode(values, whole=whole)
 
     def rows(

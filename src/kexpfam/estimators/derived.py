@@ -15,6 +15,7 @@ from kexpfam.data.frames import as_table
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.estimators.base import Seed, key_from, whole
+from kexpfam.estimators.codec import TableCodec
 from kexpfam.estimators.messages import central_levels, checked_levels
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
@@ -128,8 +129,7 @@ class PartialDensity:
     @property
     def names(self) -> list[str]:
         """Return the names of the columns that the density is of."""
-        names = self.columns.names or tuple(f"x{j}" for j in range(len(self.columns.kinds)))
-        return [names[j] for j in self.kept]
+        return [self.columns.labels[j] for j in self.kept]
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Return the log density of each row of the columns in ``names``, in their order."""
@@ -220,9 +220,7 @@ class PartialDensity:
 
     @property
     def _own(self) -> TableSchema:
-        kinds, roundings = self.columns.kinds, self.columns.roundings
-        kept = tuple(roundings[j] for j in self.kept) if roundings else ()
-        return TableSchema(tuple(kinds[j] for j in self.kept), tuple(self.names), kept)
+        return self.columns.part(self.kept)
 
     def _read(self, X: Any) -> np.ndarray:
         if hasattr(X, "columns"):
@@ -242,10 +240,19 @@ class CompletedRows:
     ``effective_draws`` how many draws the completions of each row are worth."""
 
     def __init__(
-        self, density: Any, columns: TableSchema, values: np.ndarray, draws: int, random_state: Seed
+        self, density: Any, codec: TableCodec, values: np.ndarray, draws: int, random_state: Seed
     ) -> None:
-        self.columns, self._key, self._known = columns, key_from(random_state), ~np.isnan(values)
-        self._completions = completed(density, values, draws, key=self._key)
+        self.columns, self._key, self._known = codec.columns, key_from(random_state), ~np.isnan(values)
+        points = codec.dropped(values)
+        completions = completed(density, points, draws, key=self._key)
+        if codec.carried is not None:
+            # Carried cells are combinations of rounded draws, and known ones are kept.
+            drawn = np.where(
+                np.isnan(points)[:, None], codec.modelled.rounded(completions.rows), completions.rows
+            )
+            rows = np.where(self._known[:, None], values[:, None], codec.restored(drawn))
+            completions = completions._replace(rows=rows)
+        self._completions = completions
         found = np.array([tuple(one) for one in self._completions.evidence()])
         self.log_evidence, self.standard_errors, self.effective_draws = found.T
 
@@ -269,6 +276,7 @@ def position_of(column: Any, columns: TableSchema) -> int:
     shown = list(columns.shown)
     if column in shown:
         return shown.index(column)
-    if isinstance(column, int | np.integer) and not isinstance(column, bool) and 0 <= column < len(shown):
-        return int(column)
+    places = columns.places or range(len(shown))
+    if isinstance(column, int | np.integer) and not isinstance(column, bool) and column in places:
+        return places.index(int(column))
     raise ValueError(f"there is no column {column!r}: the columns are {', '.join(map(str, shown))}.")

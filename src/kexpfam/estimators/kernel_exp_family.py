@@ -11,12 +11,13 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.blocks import Rows
+from kexpfam.data.carried import Carried
+from kexpfam.data.columns import CollinearWarning
 from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.scaling import InputScaling
-from kexpfam.data.tables import numbered
-from kexpfam.estimators.base import Seed, key_from, remembered, warn_of_uncertain_normaliser, whole
+from kexpfam.estimators.base import Seed, key_from, one_of, remembered, warn_of_uncertain_normaliser, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.estimators.derived import GIVEN_DRAWS, ROW_DRAWS, CompletedRows, PartialDensity, position_of
@@ -36,6 +37,9 @@ from kexpfam.progress import Listener, TimeBudget
 from kexpfam.stacklevel import caller_level
 
 __all__ = ["ConditionalKernelExpFamily", "KernelExpFamily", "NearlyDeterministicWarning"]
+
+# What is done with columns that are linear combinations of others.
+COLLINEAR = ("refuse", "carry")
 
 
 class NearlyDeterministicWarning(UserWarning):
@@ -69,6 +73,13 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         as ``Bounded(0, 1)``.
         Text, booleans and categories of a frame are categories; other columns are real unless they are named
         here. See ``docs/mixed-tables.md``.
+    collinear : {"refuse", "carry"}
+        Columns that are linear combinations of others have no joint density. "refuse" raises an error.
+        "carry" models the others and computes these from them: a real column is carried if its residual
+        given the columns before it has a standard deviation below 1e-6 times its own. Scores are then log
+        densities of the other columns; ``log_prob``, ``density_`` and ``export`` take those only. A row has
+        the score -inf if a carried cell deviates by more than twice the largest residual of the training
+        rows and by more than 1e-6 standard deviations.
     effort : {"fast", "default", "best"}
         Cost of chains: fewer or more members and epochs. "best" adds a chain in few columns too.
     rows : Rows or None
@@ -100,6 +111,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         The settings of the kernel model, or None.
     columns_ : dict
         The kind of each column, by name or position.
+    carried_ : dict
+        The constant and the coefficients of each carried column, by name or position.
     steps_ : dict
         The step of each column of the density that holds rounded numbers, to which draws are rounded.
     n_features_in_ : int
@@ -127,6 +140,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         learned: Learned | None = None,
         bounds: Sequence[ArrayLike] | None = None,
         columns: dict | None = None,
+        collinear: str = "refuse",
         effort: str = "default",
         rows: Rows | None = None,
         random_state: Seed = None,
@@ -139,6 +153,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         self.learned = learned
         self.bounds = bounds
         self.columns = columns
+        self.collinear = collinear
         self.effort = effort
         self.rows = rows
         self.random_state = random_state
@@ -162,22 +177,53 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         row of weight 0 is left out. ``time_budget`` bounds the seconds of the fit, see
         ``docs/cost.md``."""
         budget = TimeBudget.of(time_budget)
+        one_of("collinear", self.collinear, COLLINEAR)
         with self._fitting() as listener:
             source = self._source(X, None, sample_weight, listener)
             (table,) = source.tables
             self._note_names(table)
             points = self._read(table, reset=True)
             (points,) = self._counted(source.weight, points)
+            points = self._carry(points)
             self._fit_model(points, np.zeros((len(points), 0)), source, listener, budget)
             self._training = self.density_.scaling.to_model(points)
             warn_of_uncertain_normaliser(self.density_, points)
             self._keep_rows((self.rows or Rows()).kept)
         return self
 
+    def _carry(self, points: np.ndarray) -> np.ndarray:
+        """Return the columns to model; with ``collinear="carry"`` the others are kept as combinations."""
+        real = [j for j, kind in enumerate(self._columns.kinds) if kind.is_default]
+        if self.collinear == "refuse" or (carried := Carried.found(points, real)) is None:
+            return points
+        if self.bounds is not None:
+            raise ValueError('collinear="carry" excludes bounds: use columns={...: "bounded:0:1"} instead.')
+        self._codec = self._codec._replace(carried=carried)
+        message = (
+            f"column(s) {', '.join(map(str, self.carried_))} are linear combinations of others and are "
+            "carried along: scores are log densities of the other columns. See carried_."
+        )
+        warnings.warn(message, CollinearWarning, stacklevel=caller_level())
+        return self._codec.dropped(points)
+
+    @property
+    def carried_(self) -> dict[str | int, tuple[float, dict[str | int, float]]]:
+        """The constant and the coefficients of each carried column, by name or position."""
+        check_is_fitted(self, "_codec")
+        names, carried = list(self.columns_), self._codec.carried
+        return {
+            names[one.place]: (
+                one.constant,
+                dict(zip([names[j] for j in one.parts], one.coefficients.tolist(), strict=True)),
+            )
+            for one in (carried.combinations if carried else ())
+        }
+
     def score_samples(self, X: Any) -> np.ndarray:
         """Return ``log p(x)`` of each row, normalised and in the data's own units; -inf outside the support.
 
-        X is a table or a source of row blocks, which are read one at a time.
+        X is a table or a source of row blocks, which are read one at a time. With carried columns it is the
+        log density of the other columns, and -inf where a carried cell disagrees with its combination.
         """
         check_is_fitted(self, "density_")
         blocks = self._blocks(X, None)
@@ -207,13 +253,13 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         check_is_fitted(self, "density_")
         key, settings, calibration = key_from(random_state), Judgement.of(settings), []
         if X is not None:
-            points = self._checked_points(X)
+            points = self._agreeing_points(X)
             calibration = pit_measurements(self.density_, None, points, settings=settings, key=key)
         return self._diagnosed(calibration, settings, key)
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
-        X = self._checked_points(X)
+        X = self._agreeing_points(X)
         if not isinstance(self.density_, TiltedDensity):
             raise TypeError("this density has no single f: fit with model='kernel'.")
         if np.any(np.isnan(X)):
@@ -224,7 +270,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         """Return the density of the other columns given values of some, by name or position.
 
         Its ``log_evidence`` is the log density of the given values, with a standard error; it is computed
-        from ``draws`` completions where it is not exact."""
+        from ``draws`` completions where it is not exact. A value of a carried column is accepted if it
+        determines a value of another column; the density is of columns that are not carried."""
         check_is_fitted(self, "density_")
         if not isinstance(known, Mapping) or not known:
             raise ValueError(
@@ -237,26 +284,55 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         """Return the density of some columns, by name or position."""
         check_is_fitted(self, "density_")
         kept = [
-            position_of(column, self._columns)
-            for column in ([columns] if isinstance(columns, str | int) else columns)
+            self._position(column) for column in ([columns] if isinstance(columns, str | int) else columns)
         ]
         return self._partial(np.full(len(self._columns.kinds), np.nan), kept, draws)
 
     def _partial(self, row: np.ndarray, kept: list[int], draws: int) -> PartialDensity:
         def framed(cells: np.ndarray, kept: Sequence[int]) -> Any:
-            return self._codec.rows(cells, self._output, [names[j] for j in kept], kept)
+            columns = self._columns
+            places = list(kept) if columns.places is None else [columns.places[j] for j in kept]
+            return self._codec.rows(cells, self._output, [columns.labels[j] for j in kept], places)
 
-        names = self._names or numbered(len(row))
         return PartialDensity(self.density_, self._columns, row, kept, draws=draws, framed=framed)
 
     def conditionals(self, X: ArrayLike, *, draws: int = ROW_DRAWS, random_state: Seed = 0) -> CompletedRows:
         """Return completions of the rows of X: the missing cells given the others."""
-        points = self._checked_points(X)
-        if not np.all(self._columns.inside(points)):
+        check_is_fitted(self, "density_")
+        points = self._read_all(X)
+        inside = self._columns.inside(self._dropped(points))
+        if not np.all(inside):
+            raise ValueError(f"row {int(np.argmin(inside))} has cells that lie outside the support.")
+        return CompletedRows(self.density_, self._codec, points, draws, random_state)
+
+    def _dropped(self, rows: np.ndarray) -> np.ndarray:
+        """Return the modelled columns; raise where a carried cell is known and several of its parts are
+        not."""
+        carried = self._codec.carried
+        if carried is not None and np.any(open_rows := carried.undetermined(rows)):
             raise ValueError(
-                f"row {int(np.argmin(self._columns.inside(points)))} has cells that lie outside the support."
+                f"row {int(np.argmax(open_rows))} has a value of a carried column "
+                f"({', '.join(map(str, self.carried_))}) that depends on several unknown columns: leave it "
+                "out, or state all but one of them (see carried_)."
             )
-        return CompletedRows(self.density_, self._columns, points, draws, random_state)
+        return self._codec.dropped(rows)
+
+    def _agreeing_points(self, X: Any) -> np.ndarray:
+        """Return the cells of X as numbers; raise if carried columns disagree with their combinations."""
+        points = self._checked_points(X)
+        if np.any(off := np.isinf(points).any(axis=1)):
+            raise ValueError(f"row {int(np.argmax(off))} disagrees with the combinations of carried_.")
+        return points
+
+    def _position(self, column: Any) -> int:
+        """Return the position of a column among those that are modelled."""
+        place = position_of(column, self._codec.columns)
+        if self._codec.carried is not None and place in self._codec.carried.places:
+            raise ValueError(
+                f"column {column!r} is carried along and has no density of its own: ask for the columns of "
+                "which it is a combination (see carried_)."
+            )
+        return position_of(place if self._names is None else list(self.columns_)[place], self._columns)
 
     def impute(
         self, X: ArrayLike, n_samples: int = 1, random_state: Seed = None, *, draws: int = ROW_DRAWS
@@ -276,7 +352,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         The surprise of a column is the log density (nats) that the row lacks because of it, given the other
         cells. Usual values are conditional medians with an interval of this coverage, by ``draws`` weighted
         completions. ``frame()`` of the result is a table, ``plot(row)`` a figure."""
-        points = self._checked_points(X)
+        points = self._agreeing_points(X)
         check_share("coverage", coverage)
         score = lambda rows: self._log_density(self.density_, rows)
         options: Any = {"coverage": coverage, "draws": whole("draws", draws, 1)}
@@ -321,7 +397,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         The conditional randomisation test, with the log density as its statistic: column a is drawn given
         the others ``copies`` times. Use rows that the model has not seen. Rows that lack one of the columns
         are left out."""
-        points, sets = self._checked_points(X), self._disjoint(a, b, given)
+        points, sets = self._agreeing_points(X), self._disjoint(a, b, given)
         points = points[~np.isnan(points[:, sum(sets, [])]).any(axis=1)]
         options: Any = {"copies": whole("copies", copies, 1), "draws": whole("draws", draws, 1)}
         return independence_test(self.density_, points, *sets, key=key_from(random_state), **options)
@@ -331,7 +407,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
 
         X are held-out rows. There are as many draws as held-out rows unless ``n_samples`` says otherwise.
         The result promises no differential privacy."""
-        points, (own,) = self._checked_points(X), self._training_columns()
+        points, (own,) = self._agreeing_points(X), self._training_columns()
         count = len(points) if n_samples is None else whole("n_samples", n_samples, 1)
         draws = self.density_.sample(count, key=key_from(random_state))
         # A draw has no missing cells: it gets those of a held-out row.
@@ -343,20 +419,24 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     def _disjoint(self, *sets: Any) -> list[list[int]]:
         """Return the positions of sets of columns that have none in common."""
         listed = [[one] if isinstance(one, str | int | np.integer) else list(one or ()) for one in sets]
-        places = [[position_of(column, self._columns) for column in own] for own in listed]
+        places = [[self._position(column) for column in own] for own in listed]
         every = sum(places, [])
         if len(set(every)) < len(every) or not places[0] or not places[1]:
             raise ValueError("a, b and given must be different columns, at least one each for a and b.")
         return places
 
     def _row(self, known: Mapping[Any, Any]) -> np.ndarray:
-        row = np.full(len(self._columns.kinds), np.nan)
+        columns = self._codec.columns
+        row = np.full(len(columns.kinds), np.nan)
         for column, cell in known.items():
-            place = position_of(column, self._columns)
-            one = TableSchema((self._columns.kinds[place],), (str(column),))
+            place = position_of(column, columns)
+            one = TableSchema((columns.kinds[place],), (str(column),))
             row[place] = one.encode([np.array([cell], object)])[0, 0]
             if not one.inside(row[place].reshape(1, 1))[0] or np.isnan(row[place]):
                 raise ValueError(f"{cell!r} is not a value of column {column!r}, which is {one.kinds[0]}.")
+        row = self._dropped(row[None])[0]
+        if np.any(np.isinf(row)):
+            raise ValueError(f"{known!r} disagrees with the combinations of carried columns (see carried_).")
         return row
 
 

@@ -308,11 +308,12 @@ class KernelModel(Estimator):
 
     def _check_columns(self, targets: np.ndarray, X: np.ndarray) -> None:
         """Raise for columns without a density; warn of columns that look like another kind."""
-        described, wanted = self._described, self.get_params(deep=False).get("target_columns")
+        described, codec = self._described, self._target_codec or self._codec
+        wanted = self.get_params(deep=False).get("target_columns")
         wanted = kinds_of_targets(wanted) if self.conditional else self.columns
         # Columns with bounds are not doubted.
-        described.hints(
-            targets,
+        codec.columns.hints(
+            codec.restored(targets),
             wanted if self.bounds is None else dict.fromkeys(range(targets.shape[1]), "real"),
             setting="target_columns" if self.conditional else "columns",
         )
@@ -322,7 +323,8 @@ class KernelModel(Estimator):
         elif self.conditional:
             check_targets(X, targets, self._names, self._target_names)
         else:
-            check_columns(targets, self._names)
+            remedy = 'leave one out, or carry it along with collinear="carry"'
+            check_columns(targets, [str(name) for name in described.shown], remedy)
 
     def _keep_rows(self, most: int) -> None:
         """Keep at most ``most`` training rows for plots and the diagnosis.
@@ -417,7 +419,7 @@ class KernelModel(Estimator):
     @property
     def columns_(self) -> dict[str | int, AbstractKind]:
         """The kind of each column of X, by name or position."""
-        return self._columns.shown
+        return self._codec.columns.shown
 
     @property
     def target_columns_(self) -> dict[str | int, AbstractKind]:
@@ -427,7 +429,7 @@ class KernelModel(Estimator):
     @property
     def steps_(self) -> dict[str | int, float]:
         """The step of each column of the density that holds rounded numbers, by name or position."""
-        return self._described.steps
+        return (self._target_codec or self._codec).columns.steps
 
     def _log_density(self, density: Any, targets: np.ndarray, *X: np.ndarray) -> np.ndarray:
         """Return log densities; -inf outside the support. Missing cells of columns in which they are rare are

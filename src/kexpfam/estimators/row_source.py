@@ -90,8 +90,8 @@ def _mean_feature(
     count, left_out, *totals = sums.total
     if left_out:
         message = (
-            f"{left_out:.0f} of {sums.rows} rows have missing values and are left out; the sample in memory "
-            "has none."
+            f"{left_out:.0f} of {sums.rows} rows have missing values, or cells that disagree with carried "
+            "columns, and are left out; the sample in memory has none."
         )
         warnings.warn(message, UserWarning, stacklevel=caller_level())
     return np.array(totals) / count
@@ -109,7 +109,7 @@ def _feature_sums(
     others."""
     X, weight = parts if weighted else (*parts, None)
     values = read(X)
-    whole = ~np.any(np.isnan(values), axis=1)
+    whole = np.all(np.isfinite(values), axis=1)
     points = scaling.to_model(values[whole])[:, list(dims)]
     weight = part_of(weight, whole)
     count = len(points) if weight is None else float(np.sum(weight))

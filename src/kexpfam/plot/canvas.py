@@ -68,9 +68,11 @@ def bare_arrays() -> Iterator[None]:
 
 
 def feature_names(estimator: Any, count: int) -> list[str]:
-    """Return the column names seen in fit, or x0, x1, ..."""
-    names = getattr(estimator, "column_names_", None) or [f"x{k}" for k in range(count)]
-    return [str(name) for name in names]
+    """Return the names seen in fit of the columns that are modelled, or x0, x1, ..."""
+    names = getattr(estimator, "column_names_", None)
+    # A density has no carried columns.
+    places = getattr(getattr(estimator, "_columns", None), "places", None) or range(count)
+    return [f"x{k}" if names is None else str(names[k]) for k in places]
 
 
 def target_names(estimator: Any, count: int) -> list[str]:

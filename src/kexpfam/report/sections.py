@@ -201,7 +201,7 @@ def unusual(subject: Subject) -> Section:
     known = getattr(model, "_reference", None) or getattr(model, "_calibrated", None)
     if not subject.unseen or subject.conditional or known is None or not hasattr(model, "explain"):
         return Section(title)
-    rows = model._columns.decode(subject.Y)
+    rows = model._codec.decode(subject.Y)
     p_values = model.novelty(rows)
     lowest = np.argsort(p_values)[:MOST_UNUSUAL]
     found = model.explain(rows[lowest], random_state=subject.seed)
@@ -218,7 +218,7 @@ def copying(subject: Subject) -> Section:
     """Return whether draws repeat training rows."""
     if not subject.unseen or not hasattr(subject.model, "copying"):
         return Section("Draws and training rows")
-    found = subject.model.copying(subject.model._columns.decode(subject.Y), random_state=subject.seed)
+    found = subject.model.copying(subject.model._codec.decode(subject.Y), random_state=subject.seed)
     note = "Measured on the held-out rows. This is no proof of privacy."
     return Section("Draws and training rows", Table(found.lines()), Paragraph(note, soft=True))
 
