@@ -489,6 +489,11 @@ def check_target_columns(case):
         assert len(case.model.target_columns_) == 1
 
 
+def check_carried(case):
+    """No column of the cases is a linear combination of others."""
+    assert case.model.carried_ == {}
+
+
 def check_steps(case):
     """The columns of the cases have many decimals, except for whole numbers and halves."""
     assert set(case.model.steps_.values()) <= {0.5, 1.0}
@@ -531,6 +536,7 @@ CONTRACTS = {
     "update": check_update,
     "conformal_": check_calibration,
     "cdf": check_cdf,
+    "carried_": check_carried,
     "columns_": check_columns,
     "conditionals": check_conditionals,
     "diagnose": check_diagnose,

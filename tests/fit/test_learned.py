@@ -226,3 +226,10 @@ def test_views_are_checked_and_repeated():
     settings = Learned(repeats=4)
     assert settings.repeated_views(trees=True) == ("plain", "encoded", "encoded+trees", "plain")
     assert settings.repeated_views(trees=False) == ("plain", "encoded", "plain")
+
+
+def test_one_target_has_at_least_some_passes_over_many_rows():
+    settings = Learned(steps=2_000, passes=90)
+    assert [settings.updates(1, each) for each in (10, 100, 1_000)] == [5_000, 9_000, 20_000]
+    assert settings.updates(10, 1_000) == 2_000
+    assert [settings.patient(targets) for targets in (1, 2, 5)] == [40, 20, 10]

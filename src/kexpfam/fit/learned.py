@@ -73,9 +73,12 @@ class Learned(SettingsRecord):
     steps : int
         Maximal number of updates for ten targets and more, up to 2.5 times as many for fewer. The schedule
         of rates ends there, or after ``epochs`` if that is sooner.
+    passes : int
+        For a single target the updates are at least so many passes over the rows, if these are at most four
+        times the updates above.
     epochs, patience : int
-        Maximal number of passes over the rows, and of passes without a better held-out score, half of it for
-        five targets and more.
+        Maximal number of passes over the rows, and of passes without a better held-out score: twice as many
+        for a single target, half as many for five targets and more.
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
     trial, lag : float
@@ -130,6 +133,7 @@ class Learned(SettingsRecord):
     pieces: int = 16
     rows_per_piece: int = 50
     steps: int = 2_000
+    passes: int = 90
     epochs: int = 400
     patience: int = 20
     progress: float = 1e-4
@@ -189,12 +193,15 @@ class Learned(SettingsRecord):
         least = self.bumps if targets <= FEW_TARGETS else round(0.6 * self.bumps)
         return max(least, min(most, rows // self.rows_per_bump) // EVEN_BUMPS * EVEN_BUMPS)
 
-    def updates(self, targets: int) -> int:
-        """Return the maximal number of updates for so many targets."""
-        return round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
+    def updates(self, targets: int, each: int) -> int:
+        """Return the maximal number of updates for so many targets; a pass over the rows has ``each``."""
+        most = round(self.steps * min(2.5, max(1.0, 10.0 / targets)))
+        return most if targets > 1 else max(most, min(4 * most, self.passes * each))
 
     def patient(self, targets: int) -> int:
         """Return the epochs without a better held-out score after which training ends."""
+        if targets == 1:
+            return 2 * self.patience
         return self.patience if targets < 5 else -(-self.patience // 2)
 
     def dropped(self, targets: int) -> float:
@@ -230,7 +237,7 @@ class Learned(SettingsRecord):
         rate."""
         batch = self.batch_size(rows)
         updates = max(1, rows // batch)
-        epochs = min(self.epochs, -(-self.updates(targets) // updates))
+        epochs = min(self.epochs, -(-self.updates(targets, updates) // updates))
         rate = self.rate * min(1.0, 2.0 * self.width / self.hidden(targets))
         numbers = self.decay, self.rkhs_penalty, self.average
         hyper = Hyper(*(np.asarray(number, np.float32) for number in numbers))
@@ -252,7 +259,7 @@ class Learned(SettingsRecord):
 
 # Settings by effort. Twice as many members take about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, repeats=2, epochs=200, steps=1_000, patience=8, polish=()),
+    "fast": Learned(folds=2, repeats=2, epochs=200, steps=1_000, passes=0, patience=8, polish=()),
     "default": Learned(),
     "best": Learned(folds=6, repeats=6, rows=60_000, patience=40, steps=8_000, epochs=800),
 }

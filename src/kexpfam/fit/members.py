@@ -298,7 +298,7 @@ def _updated(
     def update(i: Int[Array, ""], member: MemberState) -> MemberState:
         batch = jax.tree.map(lambda part: part[i], batches[:4])
         whole = lambda weights: restored(weights).within(layout)
-        cost = lambda weights: _cost(whole(weights), hyper, *batch, batches.threshold, cells=cells)
+        cost = lambda weights: _cost(whole(weights), hyper, batches.threshold, *batch, cells=cells)
         direction, moments = optimiser().update(jax.grad(cost)(member.weights), member.moments)
         weights = member.weights - batches.rate * (direction + hyper.decay * member.weights)
         return MemberState(weights, averaged(member.average, weights, hyper.average), moments)
@@ -309,11 +309,11 @@ def _updated(
 def _cost(
     chain: Chain,
     hyper: Hyper,
+    threshold: Float[Array, ""],
     target: Float[Array, "b d"],
     condition: Float[Array, "b p"],
     weight: Float[Array, " b"] | None,
     noise: UInt8[Array, "layers b w"],
-    threshold: Float[Array, ""],
     *,
     cells: int,
 ) -> Float[Array, ""]:

@@ -212,7 +212,8 @@ class ChainDensity(AbstractDensity):
     def _sobol_levels(self, draws: int) -> Float[np.ndarray, "m size d"]:
         """Return the levels of at least so many draws, equally many by every member."""
         members, exponent = len(self), max(0, int(np.ceil(np.log2(draws / len(self)))))
-        points = qmc.Sobol(self.members.dim, scramble=False).random_base2((members - 1).bit_length() + exponent)
+        power = (members - 1).bit_length() + exponent
+        points = qmc.Sobol(self.members.dim, scramble=False).random_base2(power)
         levels = points[: members << exponent] + 0.5 / len(points)
         return levels.reshape(members, -1, self.members.dim).astype(np.float32)
 
