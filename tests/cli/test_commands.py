@@ -793,8 +793,12 @@ def test_diagnose_checks_the_calibration_of_a_conditional_model(run, labelled, o
     assert str(diagnosis) == out.rstrip("\n")
 
 
-def test_diagnose_takes_data_for_conditional_models_only(run, model, table):
-    refused(run("diagnose", model, "--data", table), "--data is for conditional models")
+def test_diagnose_checks_the_calibration_of_a_joint_model(run, model, table):
+    code, out, _ = run("diagnose", model, "--data", table)
+    assert code == 0
+    diagnosis = kexpfam.load(model).diagnose(pd.read_csv(table)[["left", "right"]].to_numpy(), random_state=0)
+    assert str(diagnosis) == out.rstrip("\n")
+    assert "like draws?" in out and "coverage of regions" in out
 
 
 @pytest.fixture(

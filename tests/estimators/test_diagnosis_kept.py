@@ -15,9 +15,9 @@ def test_a_second_diagnosis_of_the_same_fit_is_not_computed(monkeypatch):
     assert model.diagnose() is first
     assert len(calls) == 1
     assert model.diagnose(random_state=1) is not first
-    model.diagnose(np.random.RandomState(0))
-    model.diagnose(np.random.RandomState(0))
+    model.diagnose(None, np.random.RandomState(0))
+    model.diagnose(None, np.random.RandomState(0))
     assert len(calls) == 4, "another seed, and states that draw on"
     model.fit(X)
-    model.diagnose(np.random.RandomState(0))
+    model.diagnose(None, np.random.RandomState(0))
     assert len(calls) == 5

@@ -427,7 +427,8 @@ def check_calibration(case):
 
 
 def check_diagnose(case):
-    diagnosis = case.model.diagnose(*(case.rows if case.conditional else ()))
+    diagnosis = case.model.diagnose(*case.rows)
+    assert diagnosis.held_out_rows == ROWS and 0.0 <= diagnosis.pit_p_value <= 1.0
     assert diagnosis.verdict in ("good", "fair", "poor")
     assert diagnosis.rows()[0] == ("verdict", diagnosis.verdict.upper())
     for name, value in diagnosis.rows():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
@@ -153,8 +154,8 @@ class SplineFlow(DensityEstimator):
         return arrays, FlowLosses(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
-        """Return how the training ended; it prints as a short report with a verdict."""
+    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
+        """Return how the training ended; with held-out rows X, they are compared with draws."""
         check_is_fitted(self, "density_")
         train, validation, finished = self.training_
         best = int(np.argmin(validation))
@@ -164,7 +165,8 @@ class SplineFlow(DensityEstimator):
         meaning = "The validation loss may still fall: raise max_epochs."
         kept = Measurement("kept_epoch", best + 1, label="kept epoch", text=epoch)
         held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
-        return Diagnosis([kept, held_out, Measurement("finished", finished, None, level, meaning)])
+        ended = Measurement("finished", finished, None, level, meaning)
+        return Diagnosis([kept, held_out, ended, *self._calibration(X, key=key_from(random_state))])
 
 
 def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
@@ -57,8 +58,8 @@ class GaussianMixtureDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
-        """Return the number of components; it prints as a short report with a verdict."""
+    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
+        """Return the number of components; with held-out rows X, they are compared with draws."""
         check_is_fitted(self, "density_")
         shares = np.exp(self.density_.law.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
@@ -66,4 +67,5 @@ class GaussianMixtureDensity(DensityEstimator):
         text, level = f"{len(shares)}, smallest share {shares.min():.2%}", "fair" if few else "good"
         components = Measurement("components", len(shares), label="components", text=text)
         smallest = Measurement("smallest_share", float(shares.min()), None, level, meaning)
-        return Diagnosis([components, smallest])
+        calibration = self._calibration(X, key=key_from(random_state))
+        return Diagnosis([components, smallest, *calibration])

@@ -107,10 +107,11 @@ class KernelDensity(DensityEstimator):
         return self
 
     @remembered
-    def diagnose(self, random_state: Seed = 0) -> Diagnosis:
-        """Return how the bandwidth was chosen; it prints as a short report with a verdict."""
+    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
+        """Return how the bandwidth was chosen; with held-out rows X, they are compared with draws."""
         check_is_fitted(self, "density_")
-        return Diagnosis(self.selection_.measurements())
+        calibration = self._calibration(X, key=key_from(random_state))
+        return Diagnosis([*self.selection_.measurements(), *calibration])
 
 
 def held_out_losses(rows: Sample, bandwidths: np.ndarray, fold: np.ndarray, held: np.ndarray) -> np.ndarray:

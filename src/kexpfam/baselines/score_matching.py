@@ -206,8 +206,10 @@ class ScoreMatchingExpFamily(DensityEstimator):
         return self._codec.rows(self.density_.scaling.to_data(draws), self._output, names)
 
     @remembered
-    def diagnose(self, random_state: Seed = 0, *, settings: Judgement | None = None) -> Diagnosis:
-        """Return the diagnosis of the fit; it prints as a short report with a verdict."""
+    def diagnose(
+        self, X: ArrayLike | None = None, random_state: Seed = 0, *, settings: Judgement | None = None
+    ) -> Diagnosis:
+        """Return the diagnosis of the fit; with held-out rows X, they are compared with draws."""
         check_is_fitted(self, "density_")
         density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
         weight, key = self._weight, key_from(random_state)
@@ -226,6 +228,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
             Measurement("loss", loss, label="score-matching loss", text=text),
             measure_log_partition(density.log_partition),
             Measurement("effective_share", *starts),
+            *self._calibration(X, settings=settings, key=key),
         ]
         return Diagnosis(measured)
 

@@ -265,19 +265,17 @@ def plot(
     typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
-@_command("diagnose model.kexpfam", "diagnose conditional.kexpfam --data held_out.csv")
+@_command("diagnose model.kexpfam", "diagnose model.kexpfam --data held_out.csv")
 @reads_tables
 def diagnose(
     model: Model,
     reading: Any,
-    data: Annotated[Path | None, Option(help="Held-out rows, for a conditional model.")] = None,
+    data: Annotated[Path | None, Option(help="Held-out rows, which test the calibration.")] = None,
     json: Json = False,
     seed: Seed = 0,
 ) -> None:
     """Report whether the fit is good, and what to do if it is not."""
     estimator = _load(model)
-    if not estimator.conditional:
-        _refuse_option("--data", data)
     held_out = () if data is None else inputs.model_rows(estimator, data, reading)
     diagnosis = estimator.diagnose(*held_out, random_state=seed)
     results.show(diagnosis.as_dict() if json else str(diagnosis))

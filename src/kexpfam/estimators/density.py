@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted
@@ -14,6 +14,8 @@ from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
 from kexpfam.estimators.base import Estimator, Seed
 from kexpfam.estimators.codec import FEWEST_ROWS
+from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.pit import pit_measurements
 
 __all__ = ["DensityEstimator"]
 
@@ -90,6 +92,16 @@ class DensityEstimator(DensityMixin, Estimator):
             self._calibrate_scores(points)
         return self
 
+    def _calibration(
+        self, X: ArrayLike | None, *, settings: Judgement | None = None, key: Key[Array, ""]
+    ) -> list[Measurement]:
+        """Return measurements on held-out rows, if there are any."""
+        if X is None:
+            return []
+        points = self._agreeing_points(X)
+        own = self._log_density(self.density_, points)
+        return pit_measurements(self.density_, None, points, settings=settings, scores=own, key=key)
+
     def _training_columns(self) -> list[np.ndarray]:
         return [self.density_.scaling.to_data(self._training)]
 
@@ -99,3 +111,10 @@ class DensityEstimator(DensityMixin, Estimator):
     def _checked_points(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")
         return self._read(X)
+
+    def _agreeing_points(self, X: ArrayLike) -> np.ndarray:
+        """Return the cells of X as numbers; raise if carried columns disagree with their combinations."""
+        points = self._checked_points(X)
+        if np.any(off := np.isinf(points).any(axis=1)):
+            raise ValueError(f"row {int(np.argmax(off))} disagrees with the combinations of carried_.")
+        return points

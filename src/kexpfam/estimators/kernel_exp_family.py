@@ -31,7 +31,6 @@ from kexpfam.judge.copying import Copying, measure_copying
 from kexpfam.judge.dependence import Independence, independence_test, mutual_information
 from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.explanation import explain_cells
-from kexpfam.judge.pit import pit_measurements
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.progress import Listener, TimeBudget
 from kexpfam.stacklevel import caller_level
@@ -251,11 +250,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
 
         The measurements print as a short report with a verdict."""
         check_is_fitted(self, "density_")
-        key, settings, calibration = key_from(random_state), Judgement.of(settings), []
-        if X is not None:
-            points = self._agreeing_points(X)
-            calibration = pit_measurements(self.density_, None, points, settings=settings, key=key)
-        return self._diagnosed(calibration, settings, key)
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return self._diagnosed(self._calibration(X, settings=settings, key=key), settings, key)
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
@@ -316,13 +312,6 @@ class KernelExpFamily(KernelModel, DensityEstimator):
                 "out, or state all but one of them (see carried_)."
             )
         return self._codec.dropped(rows)
-
-    def _agreeing_points(self, X: Any) -> np.ndarray:
-        """Return the cells of X as numbers; raise if carried columns disagree with their combinations."""
-        points = self._checked_points(X)
-        if np.any(off := np.isinf(points).any(axis=1)):
-            raise ValueError(f"row {int(np.argmax(off))} disagrees with the combinations of carried_.")
-        return points
 
     def _position(self, column: Any) -> int:
         """Return the position of a column among those that are modelled."""

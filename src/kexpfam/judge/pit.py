@@ -23,6 +23,7 @@ def pit_measurements(
     targets: np.ndarray,
     *,
     settings: Judgement | None = None,
+    scores: np.ndarray | None = None,
     key: RandomKey,
 ) -> list[Measurement]:
     """Return measurements of the calibration of a density on rows that it was not fitted to.
@@ -30,20 +31,23 @@ def pit_measurements(
     ``pit`` has values that are uniform if the density is right: F(y | x) of a single target, randomised
     within the steps of a discrete one, and TARP values of several targets. ``region_level`` has the coverage
     of the smallest central interval (highest-density region of several targets) that contains each target.
-    Without a condition (X is None), rows are compared with draws of the density.
+    Without a condition (X is None), rows are compared with draws of the density: both arrays have the shares
+    of draws of higher density. ``scores`` are log densities of the rows if they are known.
     """
     settings = Judgement.of(settings)
-    if X is None:
-        return list(_drawn(density, targets, settings, key=key))
-    scores = density.log_density(targets, X)
+    given = () if X is None else (X,)
+    scores = density.log_density(targets, *given) if scores is None else scores
     rows, score = len(targets), float(scores.mean())
     error = float(scores.std() / np.sqrt(rows)) if np.isfinite(score) else None
     text = f"{score:.4f} over {rows} rows"
-    measure = _single if targets.shape[1] == 1 else _joint
+    if X is None:
+        measured = _drawn(density, targets, scores, settings, key=key)
+    else:
+        measured = (_single if targets.shape[1] == 1 else _joint)(density, X, targets, settings, key=key)
     return [
         Measurement("held_out_rows", rows),
         Measurement("held_out_score", score, error, label="held-out log density", text=text),
-        *measure(density, X, targets, settings, key=key),
+        *measured,
         *([_of_few_rows(rows)] if rows < settings.few_rows else []),
     ]
 
@@ -102,24 +106,34 @@ def _joint(
     yield _coverage({level: np.mean(ranks <= level) for level in settings.coverages}, "regions")
 
 
-def _drawn(density: Any, points: np.ndarray, settings: Judgement, *, key: RandomKey) -> Iterator[Measurement]:
+def _drawn(
+    density: Any, points: np.ndarray, own: np.ndarray, settings: Judgement, *, key: RandomKey
+) -> Iterator[Measurement]:
     """Yield tests of rows against draws of a density without a condition: log densities and columns."""
     from scipy.stats import ks_2samp  # slow to import
 
     count = max(settings.draws, DRAWS_PER_ROW * len(points))
-    draws = density.sample(count, key=key)
-    own, drawn = (density.log_density(rows) for rows in (points, draws))
+    draw_key, seed_key = jr.split(key)
+    draws = density.sample(count, key=draw_key)
+    drawn = density.log_density(draws)
     same = lambda first, second: Uniformity(*ks_2samp(first, second, method="asymp")[:2])
     seen = lambda rows, column: rows[~np.isnan(rows[:, column]), column]
     columns = [(seen(points, k), seen(draws, k)) for k in range(points.shape[1])]
     single = [same(*pair) for pair in columns if min(map(len, pair))]
     joint = same(own, drawn)
-    yield Measurement("held_out_rows", len(points))
-    error = float(own.std() / np.sqrt(len(points))) if np.all(np.isfinite(own)) else None
-    text = f"{own.mean():.4f} over {len(points)} rows"
-    yield Measurement("held_out_score", float(own.mean()), error, label="held-out log density", text=text)
+    levels = _levels(own, drawn, np.random.default_rng(seed_from(seed_key)))
+    yield Measurement("pit", levels, text="share of draws of higher density")
     yield _tested([joint, *single], settings, "like draws?", f"KS p of log densities = {joint.p_value:.3f}")
     yield _of_columns(single, "KS test of each column")
+    yield Measurement("region_level", levels, text="highest-density regions")
+    yield _coverage({level: np.mean(levels <= level) for level in settings.coverages}, "regions")
+
+
+def _levels(own: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the share of draws of higher log density, randomised among equal ones."""
+    ordered = np.sort(drawn)
+    upto, under = (np.searchsorted(ordered, own, side=side) for side in ("right", "left"))
+    return (len(drawn) - upto + rng.uniform(size=len(own)) * (upto - under + 1)) / (len(drawn) + 1)
 
 
 class Uniformity(NamedTuple):
