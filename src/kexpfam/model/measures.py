@@ -8,7 +8,9 @@ it depends on one.
 """
 
 import abc
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -64,7 +66,7 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384)
 def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:
     """Return ``compute(*arrays)`` as NumPy arrays, in blocks of rows of three sizes, the last one padded.
 
-    A compiled function has three programs then, whatever the number of rows.
+    A compiled function has three programs then, whatever the number of rows. Blocks are computed in threads.
     """
     count = len(arrays[0])
 
@@ -72,9 +74,13 @@ def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:
         block = array[start : start + size]
         return np.concatenate([block, np.zeros((size - len(block), *array.shape[1:]), array.dtype)])
 
-    with double_precision():
-        found = [compute(*(padded(array, *block) for array in arrays)) for block in _blocks(count)]
-        pieces = [jax.tree.map(np.asarray, piece) for piece in found]
+    def computed(block: tuple[int, int]) -> Any:
+        with double_precision():
+            return jax.tree.map(np.asarray, compute(*(padded(array, *block) for array in arrays)))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        each = pool.map if count > ROWS_PER_BLOCK[-1] else map
+        pieces = list(each(computed, _blocks(count)))
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *pieces)
 
 
