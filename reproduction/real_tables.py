@@ -87,7 +87,7 @@ def unseen(records: list[Record]) -> str:
 
 def joint(records: list[Record]) -> str:
     """Return the table of NLL of ours and of the peers, and the table of time, memory and sampling speed."""
-    rows, costs = [], []
+    rows, draws, costs = [], [], []
     for dataset, here in by_dataset(records):
         mark, texts = star(here), _likelihoods(here, DENSITY_MODELS, 3)
         if not mark:
@@ -96,10 +96,14 @@ def joint(records: list[Record]) -> str:
         verdicts = dict.fromkeys(record["values"]["verdict"] for record in mine[0])
         own = [", ".join(verdicts) or NOTHING, _shares(mine[0])]
         rows.append([dataset + mark, _size(here), mean(good(here), "truth_nll", 3), *texts, *own])
+        draws.append([dataset, *map(_resemblance, mine)])
         costs.append([dataset + mark, *(f"{_time_and_memory(each)}; {_milliseconds(each)}" for each in mine)])
     header = ("set", "rows × columns", "truth", *_names(DENSITY_MODELS), "verdict on the default", "made of")
-    below = markdown(("fit s / MB; ms per 5,000 draws", *_names(DENSITY_MODELS)), costs)
-    return f"{markdown(header, rows)}\n\n{below}\n\n{_printed_joint()}\n\n{legend(DENSITY_MODELS, DENSITIES)}"
+    names = _names(DENSITY_MODELS)
+    alike = markdown(("C2ST by trees / network; KS; correlations", *names), draws)
+    below = markdown(("fit s / MB; ms per 5,000 draws", *names), costs)
+    parts = markdown(header, rows), alike, below, _printed_joint(), legend(DENSITY_MODELS, DENSITIES)
+    return "\n\n".join(parts)
 
 
 def posteriors(records: list[Record]) -> str:
@@ -138,6 +142,12 @@ def posteriors(records: list[Record]) -> str:
     return (
         f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
     )
+
+
+def _resemblance(records: list[Record]) -> str:
+    """Return the distances between draws and test rows."""
+    apart = " / ".join(mean(records, f"c2st_{name}", 2) for name in ("boosted", "network"))
+    return f"{apart}; {mean(records, 'ks_distance', 3)}; {mean(records, 'correlation_distance', 3)}"
 
 
 def _shares(records: list[Record]) -> str:

@@ -33,6 +33,7 @@ from kexpfam import (
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.problem import SOLVERS
 from kexpfam.fit.saddle import DoublyDual
+from kexpfam.fit.trees import Boosting
 from kexpfam.model.kernels import KERNELS
 
 FOLDER = Path(__file__).parents[1] / "tests" / "golden"
@@ -41,6 +42,7 @@ COARSE = Integration(cells=(24, 8), tail_cells=(4, 2), conditional_cells=(24,), 
 TINY = Learned(
     folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8, units=2, polish=()
 )
+TREES = dataclasses.replace(TINY, views=("encoded+trees",), boosting=Boosting(trees=3, rows_per_leaf=10))
 FIELDS: dict[str, Any] = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "n_centres": 6, "integration": COARSE}
 INPUTS: dict[str, Any] = {"condition_lengthscale": 1.0, "base_width": 1.0, "power": False}
 KERNEL = {"model": "kernel", "kernel": Kernel(**FIELDS)}
@@ -138,6 +140,7 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple]]]:
     made["mixture"] = lambda: (KernelExpFamily(model="mixture"), joint_rows(2))
     made["chain"] = lambda: (KernelExpFamily(**CHAIN), joint_rows(3))
     made["chain-conditional"] = lambda: (ConditionalKernelExpFamily(**CHAIN), pair_rows(30))
+    made["chain-trees"] = lambda: (ConditionalKernelExpFamily(model="chain", learned=TREES), pair_rows(60))
     made["chain-mixed"] = lambda: (KernelExpFamily(**CHAIN, columns=KINDS), mixed_rows())
     made["chain-rounded"] = lambda: (KernelExpFamily(**CHAIN, columns={0: "rounded"}), rounded_rows())
     return made

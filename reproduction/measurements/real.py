@@ -7,13 +7,14 @@ import numpy as np
 import scipy.stats
 
 from reproduction import real_data
+from reproduction.c2st import boosted_c2st, c2st
 from reproduction.cost import Cost, timed
 from reproduction.methods import CONDITIONALS, DENSITIES
 from reproduction.peers import version_of
 from reproduction.records import Values
 from reproduction.specs import Cell
 
-__all__ = ["joint", "likelihood", "pit", "regression"]
+__all__ = ["joint", "likelihood", "pit", "regression", "resemblance"]
 
 DRAWS, REPEATS = 5000, 3
 # A target with fewer distinct values than this share of its rows has its PIT spread over the steps between
@@ -41,7 +42,8 @@ def regression(cell: Cell) -> Values:
 
 
 def joint(cell: Cell) -> Values:
-    """Return likelihood and cost of one joint estimator, and the largest share of one value in a column.
+    """Return likelihood, resemblance of draws and cost of one joint estimator, and the largest share of one
+    value in a column.
 
     Of our default, the verdict of its diagnosis too.
     """
@@ -57,11 +59,28 @@ def joint(cell: Cell) -> Values:
             float(np.unique(column, return_counts=True)[1].max() / len(column)) for column in split.train.T
         ),
     }
+    draws = [np.asarray(model.sample(len(split.test), random_state=seed)) for seed in range(REPEATS)]
+    values |= resemblance(split.test, draws)
     if split.truth_nll is not None:
         values["truth_nll"] = split.truth_nll
     if cell["method"] == "auto":
         values["verdict"] = model.diagnose().verdict
     return values | _weights(model) | _costs(cell, split, cost)
+
+
+def resemblance(test: np.ndarray, draws: list[np.ndarray]) -> Values:
+    """Return distances between test rows and draws, as many each: the accuracies of boosted trees and of a
+    network that separate them, and mean differences of distribution functions and of rank correlations."""
+    columns = range(test.shape[1])
+    ks = [scipy.stats.ks_2samp(test[:, k], one[:, k]).statistic for one in draws for k in columns]
+    pairs = np.triu_indices(test.shape[1], 1)
+    ranked = lambda rows: np.corrcoef(scipy.stats.rankdata(rows, axis=0), rowvar=False)[pairs]
+    return {
+        "c2st_boosted": float(np.mean([boosted_c2st(test, one) for one in draws])),
+        "c2st_network": c2st(test, draws[0]),
+        "ks_distance": float(np.mean(ks)),
+        "correlation_distance": float(np.mean([np.abs(ranked(one) - ranked(test)).mean() for one in draws])),
+    }
 
 
 def likelihood(scores: np.ndarray) -> Values:

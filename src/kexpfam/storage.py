@@ -47,7 +47,7 @@ FORMAT = 3
 OLDEST_FORMAT = 3
 # Former names. "Old": "New" for classes and estimators, "module:Old": "module:New" for a class whose name
 # is not unique, "Class.old": "new" for fields; None drops a field.
-RENAMED: dict[str, str | None] = {"Columns": "TableSchema"}
+RENAMED: dict[str, str | None] = {"Columns": "TableSchema", "Boosting.depth": None}
 
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {

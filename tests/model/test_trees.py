@@ -9,7 +9,7 @@ from kexpfam.data.sample import Sample
 from kexpfam.fit.trees import Boosting, _held_out_stages, boosted
 from kexpfam.jax_settings import double_precision
 
-SMALL = Boosting(trees=12, depth=4, rows_per_leaf=20)
+SMALL = Boosting(trees=12, rows_per_leaf=20)
 
 
 def steps(seed: int, rows: int = 300, noise: float = 0.1) -> Sample:

@@ -23,9 +23,9 @@ class Boosting(SettingsRecord):
         The largest number of trees; held-out rows choose a smaller one.
     rate : float
         The share of each tree that is added.
-    depth, leaves, rows_per_leaf, least : int
-        The largest depth and number of leaves of a tree, the rows of the table for one leaf more, and the
-        least number of rows in a leaf.
+    leaves, rows_per_leaf, least : int
+        The largest number of leaves of a tree, the rows of the table for one leaf more, and the least number
+        of rows in a leaf.
     explained : float
         The least share of the variance in held-out rows, on average over the targets, that trees must
         explain to be inputs.
@@ -35,12 +35,15 @@ class Boosting(SettingsRecord):
 
     trees: int = at_least(1, 200, whole=True)
     rate: float = above(0, 0.15)
-    depth: int = at_least(1, 6, whole=True)
-    leaves: int = at_least(2, 31, whole=True)
+    leaves: int = at_least(2, 255, whole=True)
     rows_per_leaf: int = at_least(1, 60, whole=True)
     least: int = at_least(1, 5, whole=True)
     explained: float = 0.05
     targets: int = at_least(0, 4, whole=True)
+
+    def most_leaves(self, rows: int) -> int:
+        """Return the largest number of leaves of a tree for so many rows."""
+        return int(np.clip(rows // self.rows_per_leaf, 4, self.leaves))
 
     def fitted(self, x: np.ndarray, y: np.ndarray, weight: Any, *, seed: int, trees: int) -> Any:
         """Return scikit-learn's gradient boosting of so many trees, fitted."""
@@ -49,8 +52,7 @@ class Boosting(SettingsRecord):
         model = HistGradientBoostingRegressor(
             max_iter=trees,
             learning_rate=self.rate,
-            max_depth=self.depth,
-            max_leaf_nodes=int(np.clip(len(x) // self.rows_per_leaf, 4, self.leaves)),
+            max_leaf_nodes=self.most_leaves(len(x)),
             min_samples_leaf=self.least,
             early_stopping=False,
             random_state=seed % 2**32,
@@ -89,8 +91,10 @@ def boosted(
         settings.fitted(condition, target, weight, seed=seed, trees=count)
         for target, count in zip(values, counts, strict=True)
     ]
-    sums = zip(*(_complete(model, settings) for model in models), strict=True)
-    return Boosted(Trees(*map(np.stack, sums)), np.stack(columns, axis=1))
+    # Tables of similar size share compiled programs.
+    shape = settings.trees, 1 << (2 * settings.most_leaves(len(condition)) - 1).bit_length()
+    *sums, depths = map(np.stack, zip(*(_nodes(model, shape) for model in models), strict=True))
+    return Boosted(Trees(*sums, depths.max()), np.stack(columns, axis=1))
 
 
 def _held_out_stages(
@@ -106,21 +110,16 @@ def _held_out_stages(
     return stages
 
 
-def _complete(model: Any, settings: Boosting) -> tuple[np.ndarray, ...]:
-    """Return start, inputs, thresholds and leaves of a fitted sum of trees, as in ``Trees``."""
-    splits = 2**settings.depth - 1
-    inputs = np.zeros((settings.trees, splits), np.int32)
-    thresholds = np.zeros((settings.trees, splits))
-    leaves = np.zeros((settings.trees, splits + 1))
+def _nodes(model: Any, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Return start, inputs, numbers, right children and depth of fitted trees, as in ``Trees``; missing trees
+    are leaves of value 0."""
+    inputs, numbers, right = np.full(shape, -1, np.int32), np.zeros(shape), np.zeros(shape, np.int32)
+    depth = 0
     for k, (tree,) in enumerate(model._predictors):
-        nodes, places = tree.nodes, np.zeros(2 * splits + 1, np.int64)
-        for place in range(2 * splits + 1):
-            node = nodes[places[place]]
-            if place >= splits:
-                leaves[k, place - splits] = node["value"]
-                continue
-            if not node["is_leaf"]:
-                inputs[k, place], thresholds[k, place] = node["feature_idx"], node["num_threshold"]
-            ends = (places[place],) * 2 if node["is_leaf"] else (node["left"], node["right"])
-            places[2 * place + 1 : 2 * place + 3] = ends
-    return np.asarray(model._baseline_prediction).reshape(()), inputs, thresholds, leaves
+        nodes, leaf = tree.nodes, tree.nodes["is_leaf"] > 0
+        own = slice(len(nodes))
+        inputs[k, own] = np.where(leaf, -1, nodes["feature_idx"])
+        numbers[k, own] = np.where(leaf, nodes["value"], nodes["num_threshold"])
+        right[k, own] = nodes["right"]
+        depth = max(depth, int(nodes["depth"].max()))
+    return np.asarray(model._baseline_prediction).reshape(()), inputs, numbers, right, np.asarray(depth)

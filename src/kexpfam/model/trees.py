@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -12,38 +13,39 @@ __all__ = ["Trees"]
 
 
 class Trees(eqx.Module):
-    """Sums of complete binary trees, one sum per output.
+    """Sums of binary trees, one sum per output.
 
-    The splits of a tree are in breadth-first order: split ``i`` is followed by ``2 i + 1`` where its input is
-    at most the threshold, and by ``2 i + 2`` elsewhere; the leaves follow the splits.
+    Nodes are in depth-first order: node ``i`` is followed by ``i + 1`` where its input is at most its number,
+    and by ``right[i]`` elsewhere. A leaf has input -1, and its number is its value. ``depth`` is the largest
+    number of splits above a leaf.
     """
 
     start: Float[AnyArray, " o"]
-    inputs: Int[AnyArray, "o t s"]
-    thresholds: Float[AnyArray, "o t s"]
-    leaves: Float[AnyArray, "o t l"]
+    inputs: Int[AnyArray, "o t n"]
+    numbers: Float[AnyArray, "o t n"]
+    right: Int[AnyArray, "o t n"]
+    depth: Int[AnyArray, ""]
 
     def __call__(self, rows: Float[AnyArray, "n a"]) -> Float[AnyArray, "n o"]:
         """Return the outputs of rows."""
-        if not isinstance(rows, np.ndarray):
-            return self._sums(rows)
-        return in_blocks(lambda block: _sums(self, block), rows)
-
-    def _sums(self, rows: Float[Array, "n a"]) -> Float[Array, "n o"]:
-        xp, (outputs, trees, splits) = rows.__array_namespace__(), self.inputs.shape
-        offsets = xp.arange(outputs * trees, dtype=np.int32)
-        inputs, thresholds, leaves = (
-            xp.asarray(part).reshape(-1) for part in (self.inputs, self.thresholds, self.leaves)
+        return (
+            in_blocks(lambda block: _sums(self, block), rows)
+            if isinstance(rows, np.ndarray)
+            else _sums(self, rows)
         )
-        node = xp.zeros((len(rows), outputs * trees), dtype=np.int32)
-        for _ in range(int(np.log2(splits + 1))):
-            place = node + offsets * splits
-            value = xp.take_along_axis(rows, inputs[place], axis=1)
-            node = 2 * node + 1 + (value > thresholds[place])
-        found = leaves[node - splits + offsets * (splits + 1)].reshape(len(rows), outputs, trees)
-        return xp.asarray(self.start) + found.sum(2)
 
 
 @jax.jit
 def _sums(trees: Trees, rows: Float[Array, "n a"]) -> Float[Array, "n o"]:
-    return trees._sums(rows)
+    """Return the outputs of rows; a constant function has no derivative."""
+    rows, (outputs, count, size) = jax.lax.stop_gradient(rows), trees.inputs.shape
+    inputs, numbers, right = (jnp.reshape(part, -1) for part in (trees.inputs, trees.numbers, trees.right))
+    first = size * jnp.arange(outputs * count, dtype=inputs.dtype)
+
+    def descended(_: Int[Array, ""], node: Int[Array, "n trees"]) -> Int[Array, "n trees"]:
+        value = jnp.take_along_axis(rows, inputs[node], axis=1)
+        below = jnp.where(value <= numbers[node], node + 1, first + right[node])
+        return jnp.where(inputs[node] < 0, node, below)
+
+    node = jax.lax.fori_loop(0, trees.depth, descended, jnp.tile(first, (len(rows), 1)))
+    return trees.start + numbers[node].reshape(len(rows), outputs, count).sum(2)
