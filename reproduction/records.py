@@ -57,14 +57,13 @@ def provenance() -> Record:
 
 
 def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+    """Return the commit of the checkout, marked if its code is changed; records may have been added."""
+    git = lambda *words: subprocess.run(
+        ["git", *words], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    commit = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--", "src", "reproduction/*.py", "reproduction/specs")
+    return f"{commit}-dirty" if commit and changed else commit or "unknown"
 
 
 def good(records: list[Record], **wanted: Any) -> list[Record]:
