@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 
-from kexpfam.fit.convex import Likelihood, gradient, likelihood, maximise, shortfall
+from kexpfam.fit.convex import Likelihood, gradient, likelihood, maximise, objective, shortfall
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import (
@@ -62,9 +62,12 @@ def certified(
     """
     gap_key, key = jr.split(key)
     proposal = None if density.conditional else density.sampler.reference
-    count = problem.integration.draws
-    gap = shortfall(problem, density.tilt, proposal or problem.proposal, count, key=gap_key).value
     found = certify(problem, density.tilt, log_partition, proposal, draws, conditions, key=key)
+    if problem.on_grid:
+        gap = max(found.gap.value, 0.0)
+    else:
+        count = problem.integration.draws
+        gap = shortfall(problem, density.tilt, proposal or problem.proposal, count, key=gap_key).value
     return {"f_gap": gap, **found._asdict()}
 
 
@@ -136,10 +139,11 @@ def best_dual_value(problem: Likelihood, penalty: float, tilt: Tilt, primal: Est
     The density of any f gives an upper bound. That of a nearly optimal f can be loose, because its moment
     mismatch is divided by the penalty.
     """
-    start = maximise(problem, penalty, np.asarray(tilt.weights), most=0)
-    best = maximise(problem, penalty, start.weights, tolerance=CERTIFIED_DECREMENT)
+    start = np.asarray(tilt.weights)
+    value, _ = objective(problem, penalty, start)
+    best = maximise(problem, penalty, start, tolerance=CERTIFIED_DECREMENT)
     slope = gradient(problem, penalty, best.weights)
-    gain = best.value - start.value + 0.5 * float(slope @ slope) / penalty
+    gain = best.value - float(value) + 0.5 * float(slope @ slope) / penalty
     return primal._replace(value=primal.value + gain)
 
 

@@ -82,9 +82,9 @@ class Learned(SettingsRecord):
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
     trial, lag : float
-        After this share of the passes a repeat is dropped if its held-out score is ``lag`` (nats) below that
-        of another. With fewer than a thousand rows the lag is larger in proportion: scores are less certain,
-        and training is cheap.
+        After this share of the passes a repeat is dropped if its held-out score, with its recent rise in all
+        passes that are left, would end ``lag`` (nats) below the present one of another. With fewer than a
+        thousand rows the lag is larger in proportion: scores are less certain, and training is cheap.
     gain : float
         After the training a repeat is dropped if the held-out score falls by less than this (nats) without
         it.

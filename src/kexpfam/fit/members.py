@@ -31,6 +31,8 @@ __all__ = ["Hyper", "MemberRows", "Rates", "Trainer", "bounded_mean", "epochs", 
 
 # Updates per call of the compiled program, and held-out rows that are scored per call.
 UPDATES, SCORED_ROWS = 16, 256
+# The recent rise of a score is an exponential moving average over this part of the epochs: one in RECENT.
+RECENT = 10
 
 
 class MemberRows(NamedTuple):
@@ -105,13 +107,14 @@ class MemberState(eqx.Module):
 
 
 class EnsembleState(eqx.Module):
-    """All members, and for each the best weights so far, their held-out score, the epochs since, and whether
-    it is still trained."""
+    """All members, and for each the best weights so far, their held-out score, its recent rise per epoch, the
+    epochs since the last rise, and whether the member is still trained."""
 
     step: Int[AnyArray, ""]
     members: MemberState
     best: Float[AnyArray, "m w"]
     top: Float[AnyArray, " m"]
+    rise: Float[AnyArray, " m"]
     stale: Int[AnyArray, " m"]
     active: Bool[AnyArray, " m"]
 
@@ -128,8 +131,8 @@ class Trainer(NamedTuple):
 
     ``parts`` are held out in turn, ``updates`` are made in an epoch. The members of a repeat are trained
     until no held-out score of theirs has risen by ``progress`` in ``patience`` epochs. After ``trial``
-    epochs a repeat is dropped if its score is ``lag`` below that of another. ``farthest`` is that of
-    ``bounded_mean``.
+    epochs a repeat is dropped if its score would end ``lag`` below the present one of another at its recent
+    rise. ``farthest`` is that of ``bounded_mean``.
     """
 
     parts: int
@@ -151,11 +154,9 @@ class Trainer(NamedTuple):
         weights = np.stack([_flat(chain.member(k))[0] for k in range(members)])
         shapes = jax.eval_shape(jax.vmap(optimiser().init), weights)
         moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        top, stale = np.full(members, -np.inf), np.zeros(members, int)
-        active = np.ones(members, bool)
-        return EnsembleState(
-            np.asarray(0), MemberState(weights, weights, moments), weights, top, stale, active
-        )
+        top, rise, stale = np.full(members, -np.inf), np.zeros(members), np.zeros(members, int)
+        start = MemberState(weights, weights, moments)
+        return EnsembleState(np.asarray(0), start, weights, top, rise, stale, np.ones(members, bool))
 
     def trained(self, rows: MemberRows, state: EnsembleState, member: int) -> tuple[MemberState, float]:
         """Return a member after an epoch, and the score of the rows that it holds out."""
@@ -209,16 +210,25 @@ class Trainer(NamedTuple):
         better = score > state.top + self.progress
         best = np.where(better[:, None], members.average, state.best)
         top, stale = np.where(better, score, state.top), np.where(better, 0, state.stale + 1)
-        active = self.still_active(state.active, int(state.step), top, stale)
-        new = EnsembleState(state.step + 1, members, best, top, stale, active)
+        risen = np.where(better & np.isfinite(state.top), score - state.top, 0.0)
+        rise = state.rise + (risen - state.rise) * min(1.0, RECENT / self.rates.epochs)
+        active = self.still_active(state.active, int(state.step), top, rise, stale)
+        new = EnsembleState(state.step + 1, members, best, top, rise, stale, active)
         return new, EpochHealth(float(np.mean(top)), float(active.sum()))
 
     def still_active(
-        self, active: Bool[np.ndarray, " m"], epoch: int, top: np.ndarray, stale: np.ndarray
+        self,
+        active: Bool[np.ndarray, " m"],
+        epoch: int,
+        top: Float[np.ndarray, " m"],
+        rise: Float[np.ndarray, " m"],
+        stale: Int[np.ndarray, " m"],
     ) -> Bool[np.ndarray, " m"]:
         """Return the members that are trained after this epoch."""
-        tops, stales = top.reshape(-1, self.parts).mean(axis=1), stale.reshape(-1, self.parts).min(axis=1)
-        good = tops > (tops.max() - self.lag if epoch >= self.trial else -np.inf)
+        tops, rises = (part.reshape(-1, self.parts).mean(axis=1) for part in (top, rise))
+        ends = tops + rises * (self.rates.epochs - epoch)
+        good = ends > (tops.max() - self.lag if epoch >= self.trial else -np.inf)
+        stales = stale.reshape(-1, self.parts).min(axis=1)
         return active & np.repeat(good & (stales <= self.patience), self.parts)
 
 
