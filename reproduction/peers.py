@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 from reproduction.records import Unavailable
 
 __all__ = [
+    "LEVELS",
     "PACKAGES",
     "KernelVine",
     "MissingPeerError",
@@ -87,6 +88,10 @@ class NGBoostNormal:
         """Return ``P(Y <= y | x)`` of each row."""
         return self._law(X).cdf(y)
 
+    def quantile(self, X: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        """Return the quantiles at these levels, (rows, levels)."""
+        return np.stack([self._law(X).ppf(level) for level in levels], axis=1)
+
     def _boosted(self, **settings: Any) -> Any:
         return self.package.NGBRegressor(verbose=False, random_state=self.random_state, **settings)
 
@@ -125,8 +130,12 @@ class SmoothedQuantileForest:
         """Return ``P(Y <= y | x)`` of each row."""
         return scipy.stats.norm.cdf(y[:, None], self._quantiles(X), self.width_).mean(1)
 
+    def quantile(self, X: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        """Return the forest's own quantiles at these levels, (rows, levels)."""
+        return self.forest_.predict(X, quantiles=list(levels))
+
     def _quantiles(self, X: np.ndarray) -> np.ndarray:
-        return self.forest_.predict(X, quantiles=list(LEVELS))
+        return self.quantile(X, LEVELS)
 
 
 def _log_mixture(y: np.ndarray, centres: np.ndarray, width: float) -> np.ndarray:

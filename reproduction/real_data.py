@@ -5,12 +5,13 @@ Nothing is shipped and nothing is downloaded. The folder, which KEXPFAM_TABLES n
 - ``uci/NAME.npz``: ``data``, target last, and ``test_0``, ``test_1``, ..., the test rows of each split;
 - ``density/NAME.npz``: ``data``;
 - ``anomaly/NAME.npz``: ``X`` and ``y``, 1 for anomalies;
+- ``mixed/NAME.csv.gz``: a table with labels and missing cells;
 - ``sbibm/TASK.npz``: ``observations`` and ``reference_posterior``, draws at each of them.
 """
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -25,6 +26,7 @@ __all__ = [
     "TableNotFoundError",
     "chain",
     "joint_split",
+    "labelled_split",
     "regression_split",
     "stored",
 ]
@@ -42,6 +44,8 @@ JOINT = {
 }
 DIGITS_COMPONENTS = 20
 CHAIN_NOISE, CHAIN_TEST_ROWS = 0.3, 5000
+# The numeric targets of tables with labels, and the part of their rows that tests.
+LABELLED, LABELLED_PART = {STAND_IN: "y", "california": "Price", "income": "age"}, 10
 # One row in so many is for the test, and the shuffle that decides is the same for everybody.
 TEST_PART, SHUFFLE = 5, 0
 
@@ -58,19 +62,22 @@ class Split(NamedTuple):
     truth_nll: float | None = None
 
 
-def stored(kind: str, name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one file of the user's folder."""
+def _file(kind: str, name: str) -> Path:
+    """Return the path of a file of the user's folder, or raise if it is not there."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         raise TableNotFoundError(
             f"real tables are read from a folder: name it by the environment variable {FOLDER_VARIABLE}."
         )
-    path = Path(folder) / kind / f"{name}.npz"
+    path = Path(folder) / kind / name
     if not path.is_file():
-        raise TableNotFoundError(
-            f"the folder that {FOLDER_VARIABLE} names, {folder}, has no {kind}/{path.name}."
-        )
-    with np.load(path, allow_pickle=False) as content:
+        raise TableNotFoundError(f"the folder that {FOLDER_VARIABLE} names, {folder}, has no {kind}/{name}.")
+    return path
+
+
+def stored(kind: str, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one file of the user's folder."""
+    with np.load(_file(kind, f"{name}.npz"), allow_pickle=False) as content:
         return {key: content[key] for key in content.files}
 
 
@@ -83,6 +90,22 @@ def regression_split(name: str, split: int) -> Split:
         raise ValueError(f"uci/{name}.npz has no split {split}: there is no array test_{split}.")
     data, test = content["data"].astype(float), content[f"test_{split}"]
     return Split(np.delete(data, test, axis=0), data[test])
+
+
+def labelled_split(name: str, seed: int) -> tuple[Any, Any, str]:
+    """Return training rows, a random tenth for the test, and the name of the target, as frames."""
+    import pandas as pd
+
+    if name == STAND_IN:
+        rows = np.concatenate(_wave(seed)[:2])
+        table = pd.DataFrame(rows, columns=["a", "b", "y"])
+        table["c"] = np.where(table["a"] > 0.0, "up", "down")
+        table.loc[::9, "b"] = np.nan
+    else:
+        table = pd.read_csv(_file("mixed", f"{name}.csv.gz"))
+    order = np.random.default_rng(seed).permutation(len(table))
+    test, train = np.split(order, [len(table) // LABELLED_PART])
+    return table.iloc[train].reset_index(drop=True), table.iloc[test].reset_index(drop=True), LABELLED[name]
 
 
 def _wave(seed: int) -> Split:

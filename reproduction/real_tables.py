@@ -26,6 +26,7 @@ __all__ = [
     "by_dataset",
     "details",
     "joint",
+    "labelled",
     "lowest_in_bold",
     "posteriors",
     "star",
@@ -37,6 +38,7 @@ with (Path(__file__).parent / "published.toml").open("rb") as stream:
     PUBLISHED = tomllib.load(stream)
 
 REGRESSORS = ("auto", "ngboost", "quantile forest", "conditional kde")
+LABELLED = ("auto", "ngboost", "quantile forest")
 DENSITY_MODELS = ("auto", "sklearn mixture", "spline flow", "vine")
 # Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a
 # value of a column has this share of its rows or more.
@@ -83,6 +85,21 @@ def unseen(records: list[Record]) -> str:
         rows.append([name, _size(here), splits, *texts, _calibrated(mine), _time_and_memory(mine)])
     header = ("set", "rows × inputs", "splits", *_names(["auto"]), "TabPFN v2, printed", "PIT", "fit s / MB")
     return markdown(header, rows)
+
+
+def labelled(records: list[Record]) -> str:
+    """Return NLL, CRPS, calibration and cost of ours and of the peers on tables with labels."""
+    rows = []
+    for dataset, here in by_dataset(records):
+        nlls, mine = _mean_nlls(here, LABELLED), [good(here, method=method) for method in LABELLED]
+        texts = lowest_in_bold(_likelihoods(here, LABELLED, 3), nlls)
+        each = [f"{mean_and_error(one, 'crps', 4)}; {mean(one, 'coverage_90', 3)}" for one in mine]
+        rows += [
+            [dataset, _size(here), "NLL", *texts],
+            ["", "", "CRPS; inside 90 %", *each],
+            ["", "", "fit s / MB", *map(_time_and_memory, mine)],
+        ]
+    return markdown(("set", "rows × inputs", "", *_names(LABELLED)), rows)
 
 
 def joint(records: list[Record]) -> str:
@@ -238,7 +255,7 @@ def _mean_nlls(here: list[Record], methods: Sequence[str]) -> list[float | None]
 def _size(here: list[Record]) -> str:
     """Return rows and columns of the training part; of a regression, without the target."""
     for record in good(here):
-        is_regression = record["cell"]["measure"] == "regression"
+        is_regression = record["cell"]["measure"] != "joint"
         return f"{record['values']['training_rows']:,} × {record['values']['columns'] - is_regression}"
     return NOTHING
 

@@ -28,6 +28,7 @@ EXPERIMENTS = (
     "duals",
     "uci",
     "unseen",
+    "labelled",
     "joint",
     "posteriors",
     "mixed",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from reproduction.measurements.arrival import arrival
 from reproduction.measurements.benchmark import conditional
 from reproduction.measurements.growth import cost, rate
+from reproduction.measurements.labelled import labelled
 from reproduction.measurements.mixed import mixed
 from reproduction.measurements.neighbours import bare_neighbours
 from reproduction.measurements.portraits import convergence, portrait
@@ -32,6 +33,7 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "cost": cost,
     "rate": rate,
     "regression": regression,
+    "labelled": labelled,
     "joint": joint,
     "posterior": posterior,
     "mixed": mixed,
