@@ -56,6 +56,8 @@ autodoc_default_options = {
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
+# Quotes and dots only: two hyphens are an option of a command, not a dash.
+smartquotes_action = "qe"
 
 html_theme = "furo"
 html_title = f"kexpfam {release}"
@@ -92,7 +94,13 @@ def escaped(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = [re.sub(r"^(:(?:ivar|vartype) \w+)_:", r"\1\\_:", line) for line in lines]
 
 
+def skipped(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples, which the text of their class describes."""
+    return True if str(obj.__doc__).startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> None:
-    """Connect both."""
+    """Connect all of them."""
+    app.connect("autodoc-skip-member", skipped)
     app.connect("source-read", redirected)
     app.connect("autodoc-process-docstring", escaped, priority=900)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import textwrap
 from typing import Any
 
 import latex2mathml.converter
@@ -15,6 +16,11 @@ from sphinx.writers.html5 import HTML5Translator
 from sphinx_gallery.scrapers import figure_rst
 
 __all__ = ["figures_of_block", "setup"]
+
+# Inches; wider figures scroll on a phone.
+WIDE = 9.5
+# Cells that are not broken into lines: numbers with errors and units.
+NUMBERS = re.compile(r"[-−+±×/|<>≥∞–*%.,:;()\d\s]+")
 
 
 def _inline(writer: HTML5Translator, node: nodes.math) -> None:
@@ -72,18 +78,30 @@ def figures_of_block(block: Any, block_vars: dict[str, Any], gallery_conf: dict[
     """Save the new figures of a script's block, made with or without pyplot, and return their markup."""
     names = block_vars["example_globals"]
     found = {id(value): value for value in names.values() if isinstance(value, Figure)}
-    saved = []
+    saved, width = [], 0.0
     for figure in found.values():
         if not hasattr(figure, "shown_in_gallery"):
             figure.shown_in_gallery = True
             saved.append(next(block_vars["image_path_iterator"]))
             figure.savefig(saved[-1], dpi=110)
+            width = max(width, figure.get_figwidth())
     plt.close("all")
-    return figure_rst(saved, gallery_conf["src_dir"])
+    markup = figure_rst(saved, gallery_conf["src_dir"])
+    if width <= WIDE:
+        return markup
+    return f"\n.. container:: wide-figure\n\n{textwrap.indent(markup, '    ')}\n"
+
+
+def mark_numbers(app: Sphinx, page: nodes.document) -> None:
+    """Give cells of a table that have numbers only the class ``number``."""
+    for cell in page.findall(nodes.entry):
+        if NUMBERS.fullmatch(cell.astext()):
+            cell["classes"].append("number")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the renderer and the directive."""
+    """Register the renderer, the directive and the marks of numbers."""
+    app.connect("doctree-read", mark_numbers)
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
     app.add_directive("command-line", CommandLine)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

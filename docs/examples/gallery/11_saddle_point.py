@@ -2,7 +2,7 @@
 The saddle point, step by step
 ==============================
 
-The paper's algorithm alone: draws of the learned sampler during the fit, from its start to the two moons.
+The paper's algorithm alone: draws of the learned sampler during the fit (blue) over the data (orange).
 """
 
 from kexpfam import DDE, Kernel, KernelExpFamily
@@ -11,7 +11,6 @@ from kexpfam.plot import plot_snapshots
 
 X = two_moons().sample(300, random_state=0)
 kernel = Kernel(lengthscale=0.5, rkhs_penalty=1e-3)
-density = KernelExpFamily(
-    model="kernel", kernel=kernel, solver=DDE(steps=400, snapshots=True), random_state=0
-)
+solver = DDE(steps=400, snapshots=True)
+density = KernelExpFamily(model="kernel", kernel=kernel, solver=solver, random_state=0)
 plot_snapshots(density.fit(X))

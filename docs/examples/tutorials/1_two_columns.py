@@ -25,8 +25,8 @@ density = KernelExpFamily(random_state=0).fit(train)
 density.plot()
 
 # %%
-# Left: the fitted density with the training rows. Middle: f, the difference between the log density and its
-# base. Right: draws of the fitted sampler beside the data.
+# Left: the fitted density with the training rows. Middle: f, the difference between the log density and that
+# of its base, up to a constant. Right: draws of the model beside the data.
 #
 # Score and sample
 # ----------------
@@ -35,8 +35,9 @@ density.plot()
 
 from kexpfam.estimators import GaussianMixtureDensity, KernelDensity
 
-others = [kind(random_state=0).fit(train) for kind in (KernelDensity, GaussianMixtureDensity)]
-for model in [density, *others]:
+mixture = GaussianMixtureDensity(random_state=0).fit(train)
+kernels = KernelDensity(random_state=0).fit(train)
+for model in (density, kernels, mixture):
     print(f"{type(model).__name__:25s} {model.score(test):.3f}")
 
 # %%
@@ -55,8 +56,9 @@ print(f"P(waiting > 70 | eruption < 3) = {(short['waiting'] > 70).mean():.3f}")
 # %%
 # Check
 # -----
-# ``diagnose`` reports whether the optimisation problem was solved, whether the draws follow the density,
-# and how the density scores held-out rows. The verdict is the lowest level of all measurements.
+# ``diagnose`` gives two answers. *Solved*: the optimisation converged, the normaliser is accurate and the
+# draws follow the density. *Fits*: the density describes rows that were held out in the fit. The verdict is
+# the lower of the two.
 
 print(density.diagnose())
 

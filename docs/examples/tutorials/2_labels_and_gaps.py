@@ -28,7 +28,8 @@ birds.plot()
 #
 # Fill gaps
 # ---------
-# ``impute`` draws the missing cells given the others of the row. Several draws show how certain they are.
+# ``impute`` draws the missing cells given the others of the row. Another ``random_state`` gives other draws:
+# where they differ much, the cell is uncertain.
 
 gaps = penguins[penguins.isna().any(axis=1)]
 gaps.head(4)

@@ -55,7 +55,8 @@ plot_calibration(diagnosis)
 # Calibrate
 # ---------
 # ``calibrate`` corrects intervals and quantiles with further rows. The coverage then holds for any model,
-# good or bad, on average over new rows of the same population (split conformal prediction).
+# good or bad, on average over new rows of the same population (split conformal prediction). The share in
+# 2,000 test rows has a standard error of 0.7 %.
 
 before = np.mean((low <= y[test]) & (y[test] <= high))
 model.calibrate(X[calibration], y[calibration])

@@ -54,7 +54,7 @@ print(f"fitted to 2,000 rows: {small.score('flights.parquet'):.3f}")
 # When it goes wrong
 # ------------------
 # - *The fit takes too long.* Start with ``fit(path, time_budget=60)``, ``effort="fast"`` or a sample: the
-#   scores of held-out rows tell what more rows would give.
+#   scores of held-out rows show what more rows would give.
 # - *Memory.* Text files are read at once: convert them to Parquet. Weights and the result of
 #   ``score_samples`` need 8 bytes per row; ``score`` does not.
 # - *An interrupted fit.* With ``checkpoint=`` the same call resumes and gives the same model.

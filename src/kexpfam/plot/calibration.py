@@ -24,7 +24,7 @@ def plot_calibration(diagnosis: Diagnosis) -> Figure:
     figure, axes = panels(2, width=4.5, height=4.0)
     pit, levels = diagnosis["pit"], diagnosis["region_level"]
     plot_pit(pit.value, name=pit.text, ax=axes[0])
-    axes[0].set_title(f"uniform if calibrated (KS p = {diagnosis.pit_p_value:.2g})")
+    axes[0].set_title(f"uniform if calibrated (p of all tests: {diagnosis.pit_p_value:.2g})")
     plot_reliability(levels.value, ax=axes[1])
     axes[1].set_title(f"{levels.text}, {diagnosis.held_out_rows} held-out rows")
     return figure

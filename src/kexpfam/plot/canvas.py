@@ -115,12 +115,12 @@ def aspect(spans: np.ndarray, most: float = 3.0) -> str:
     return "equal" if spans.max() < most * spans.min() else "auto"
 
 
-def scatter(axis: Axes, rows: np.ndarray, **look: Any) -> None:
+def scatter(axis: Axes, rows: np.ndarray, *, alpha: float = 0.6, **look: Any) -> None:
     """Draw the first two columns of the rows, rasterized in vector files."""
-    axis.scatter(rows[:, 0], rows[:, 1], alpha=0.6, linewidths=0, rasterized=True, **look)
+    axis.scatter(rows[:, 0], rows[:, 1], alpha=alpha, linewidths=0, rasterized=True, **look)
 
 
 def scatter_both(axis: Axes, data: np.ndarray, draws: np.ndarray, *, size: float = 5.0) -> None:
     """Draw two columns of the data over two columns of the draws."""
-    scatter(axis, draws, s=size, color=MODEL_COLOUR, label="draws")
-    scatter(axis, data, s=size, color=DATA_COLOUR, label="data")
+    scatter(axis, draws, alpha=0.4, s=size, color=MODEL_COLOUR, label="draws")
+    scatter(axis, data, alpha=0.9, s=size, color=DATA_COLOUR, label="data")

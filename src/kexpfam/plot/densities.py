@@ -15,7 +15,7 @@ from kexpfam.plot.canvas import MODEL_COLOUR, axis_limits, panels, some_rows
 from kexpfam.plot.columns import histogram, plot_marginal, plot_pairs
 from kexpfam.plot.numbers import drawn, kinds_of, numbers_of, training_rows
 
-F_TITLE = "learned f = log p - log p0 + log Z"
+F_TITLE = "f = log(p / p0) + log Z"
 
 
 @canvas.bare_arrays()
@@ -90,9 +90,9 @@ def _plot_plane(model: Any, data: np.ndarray, draws: np.ndarray, names: list[str
     low, high = axis_limits(data, draws)
     spans = high - low
     # Colour bars are as high as the figure, so the figure is as high as its panels.
-    height = 1.1 + 3.0 * (spans[1] / spans[0] if canvas.aspect(spans) == "equal" else 1.0)
+    height = 0.9 + 2.4 * (spans[1] / spans[0] if canvas.aspect(spans) == "equal" else 1.0)
     count = 3 if _has_potential(model) else 2
-    figure, axes = panels(count, ax, width=4.4, height=height, boxed=True)
+    figure, axes = panels(count, ax, width=3.6, height=height, boxed=True)
     grid = np.meshgrid(*np.linspace(low, high, 160).T)
     points = np.column_stack([coordinate.ravel() for coordinate in grid])
     density = np.exp(model.score_samples(points)).reshape(grid[0].shape)
@@ -114,7 +114,7 @@ def _plot_plane(model: Any, data: np.ndarray, draws: np.ndarray, names: list[str
 
 def _clouds(axis: Axes, data: np.ndarray, draws: np.ndarray) -> None:
     canvas.scatter_both(axis, some_rows(data), some_rows(draws))
-    axis.set_title("data and draws of the sampler")
+    axis.set_title("data and draws")
     axis.legend(loc="upper right", markerscale=3)
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from kexpfam.estimators.base import Estimator
-from kexpfam.plot.canvas import MODEL_COLOUR, aspect, panels, scatter_both, shortened
+from kexpfam.plot.canvas import MODEL_COLOUR, aspect, axis_limits, panels, scatter_both, shortened
 
 
 def plot_ranking(
@@ -62,10 +62,11 @@ def plot_snapshots(estimator: Any, *, most: int = 6) -> Figure:
         raise ValueError("snapshots show two coordinates, and f depends on one here; use plot() instead.")
     steps = sorted(draws)
     chosen = np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))
-    figure, axes = panels(len(chosen), width=3.4, height=3.4, columns=3)
+    low, high = axis_limits(data[:, :2], draws[steps[-1]][:, :2])
+    figure, axes = panels(len(chosen), width=2.6, height=2.6, columns=3)
     for axis, step in zip(axes, [steps[i] for i in chosen], strict=True):
         scatter_both(axis, data, draws[step])
-        axis.set_aspect(aspect(np.ptp(data[:, :2], axis=0)))  # type: ignore[arg-type]
+        axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect=aspect(high - low))
         axis.axis("off")
         axis.set_title("initialisation" if step == 0 else f"after {step:,} steps")
     return figure

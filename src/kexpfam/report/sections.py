@@ -25,8 +25,8 @@ MOST_MARGINALS, MOST_BANDS = 24, 4
 MOST_UNUSUAL = 5
 OUTCOMES = ("score", "loss", "standard_error")
 HALVES = (
-    "The verdict is the lower one of two: whether the problem was solved (solver, normaliser, sampler): {}; "
-    "and whether the density fits (rows that were held out): {}."
+    "Solved: {} (did the solver converge, and are normaliser and sampler accurate?). "
+    "Fits: {} (do rows that were held out look like draws of the density?). The verdict is the lower of both."
 )
 UNLIKE = (
     "The held-out rows do not look like draws of the density: check that they come from the population of "
@@ -82,7 +82,7 @@ def shape(subject: Subject) -> Section:
     caption = f"{subject.rows.capitalize()} and draws of the model"
     if len(subject.targets) == 2 and subject.kinds.plain and not subject.conditional:
         figure = plot.plot_density(subject.model, *subject.given, random_state=subject.seed)
-        return Section("Density and draws", drawn(figure, "plane", caption, many=True))
+        return Section("Density and draws", drawn(figure, "plane", f"{caption}.", many=True))
     levels = [kind.labels for kind in subject.kinds.targets]
     figure = plot.plot_pairs(subject.Y, subject.draws, subject.targets, levels=levels)
     note = ", each under the features of a row." if subject.conditional else "."
@@ -128,7 +128,7 @@ def calibration(subject: Subject) -> Section:
     rows = len(levels)
     note = "" if subject.unseen else " These rows were used in the fit: pass held-out rows for a fair check."
     if found is not None:
-        caption = f"Flat within the band if calibrated; KS p = {found.pit_p_value:.2g}."
+        caption = f"Flat within the band if calibrated; p of all tests: {found.pit_p_value:.2g}."
         pit = drawn(plot.plot_pit(found.pit, name=found["pit"].text), "pit", caption)
     else:
         figure = plot.plot_pit(levels, name="level of the region that contains the row")
