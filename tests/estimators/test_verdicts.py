@@ -38,7 +38,7 @@ def test_a_fit_below_a_plain_density_is_poor(moons, settings):
 def test_a_problem_can_be_solved_and_the_fit_be_poor(moons):
     diagnosis = KernelExpFamily(**KERNEL | BROKEN["large penalty"]).fit(moons).diagnose(settings=BRIEF)
     assert (diagnosis.solved, diagnosis.fits) == ("good", "poor")
-    assert diagnosis.rows()[:3] == [("verdict", "POOR"), ("is it solved?", "good"), ("does it fit?", "poor")]
+    assert diagnosis.rows()[:3] == [("verdict", "POOR"), ("solved", "good"), ("fits", "poor")]
     assert diagnosis.as_dict()["fits"] == "poor"
 
 

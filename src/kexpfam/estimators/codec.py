@@ -49,15 +49,21 @@ class TableCodec(NamedTuple):
         return self.columns.decode(values, whole=whole)
 
     def rows(
-        self, values: np.ndarray, output: str, names: Sequence[str], places: Sequence[int] | None = None
+        self,
+        values: np.ndarray,
+        output: str,
+        names: Sequence[str],
+        places: Sequence[int] | None = None,
+        like: Any = None,
     ) -> Any:
-        """Return rows of all columns, or of those at some places, in the chosen output container."""
+        """Return rows of all columns, or of those at some places, in the chosen output container, with the
+        index of the table ``like``."""
         layout = self.layout
         if layout is not None and places is not None:
             names_types = [[part[j] for j in places] for part in (layout.names, layout.dtypes)]
             layout = layout._replace(names=names_types[0], dtypes=names_types[1])
         layout = _chosen(layout, output, names, flat=values.ndim == 1)
-        return values if layout is None else _frame(values, layout, None)
+        return values if layout is None else _frame(values, layout, _index(like))
 
     def beside(self, X: Any, values: np.ndarray, output: str, names: Sequence[str]) -> Any:
         """Return one row of targets for each row of X, in the container of X unless another was chosen."""

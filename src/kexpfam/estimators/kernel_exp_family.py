@@ -331,7 +331,9 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         One sample is a table like X; several are of shape (rows, n_samples, columns).
         """
         rows = self.conditionals(X, draws=draws, random_state=0).sample(n_samples, random_state)
-        return rows if n_samples > 1 else self._codec.rows(rows[:, 0], self._output, self._names or [])
+        if n_samples > 1:
+            return rows
+        return self._codec.rows(rows[:, 0], self._output, self._names or [], like=X)
 
     def explain(
         self, X: ArrayLike, *, coverage: float = 0.9, draws: int = ROW_DRAWS, random_state: Seed = 0

@@ -93,8 +93,9 @@ def boosted(
     ]
     # Tables of similar size share compiled programs.
     shape = settings.trees, 1 << (2 * settings.most_leaves(len(condition)) - 1).bit_length()
-    *sums, depths = map(np.stack, zip(*(_nodes(model, shape) for model in models), strict=True))
-    return Boosted(Trees(*sums, depths.max()), np.stack(columns, axis=1))
+    parts: Any = map(np.stack, zip(*(_nodes(model, shape) for model in models), strict=True))
+    start, inputs, numbers, right, depths = parts
+    return Boosted(Trees(start, inputs, numbers, right, depths.max()), np.stack(columns, axis=1))
 
 
 def _held_out_stages(

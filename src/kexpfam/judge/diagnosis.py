@@ -181,11 +181,7 @@ class Diagnosis(Mapping[str, Measurement]):
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the report as name and value, the verdict first."""
-        verdicts = [
-            ("verdict", self.verdict.upper()),
-            ("is it solved?", self.solved),
-            ("does it fit?", self.fits),
-        ]
+        verdicts = [("verdict", self.verdict.upper()), ("solved", self.solved), ("fits", self.fits)]
         return [*verdicts, *((one.label, one.shown) for one in self.labelled())]
 
     def labelled(self) -> list[Measurement]:
@@ -193,7 +189,8 @@ class Diagnosis(Mapping[str, Measurement]):
         return [one for one in self.values() if one.label]
 
     def __str__(self) -> str:
-        rows = [f"{name + ':':<27} {value}" for name, value in self.rows()]
+        width = 1 + max(len(name) for name, _ in self.rows())
+        rows = [f"{name + ':':<{width}} {value}" for name, value in self.rows()]
         return "\n".join(rows + [f"- {line}" for line in self.advice])
 
     def as_dict(self) -> dict[str, Any]:
