@@ -80,11 +80,13 @@ def test_a_hole_between_an_outlier_and_the_other_rows_is_found():
 
 
 def test_held_out_rows_of_a_lost_mode_are_poor(resolved, moons):
-    fresh = two_moons().sample(600, random_state=1)
-    assert resolved.diagnose(fresh, settings=BRIEF)["pit_p_value"].level == "good"
     upper = moons[moons[:, 1] > np.median(moons[:, 1])]
-    half = KernelExpFamily(kernel=RESOLVED, **KERNEL).fit(upper).diagnose(fresh, settings=BRIEF)
-    assert half["pit_p_value"].level == half.fits == "poor"
+    half = KernelExpFamily(kernel=RESOLVED, **KERNEL).fit(upper)
+    for seed in (1, 2, 3):
+        fresh = two_moons().sample(600, random_state=seed)
+        found, lost = (one.diagnose(fresh, settings=BRIEF) for one in (resolved, half))
+        assert found["pit_p_value"].level in ("good", "fair")
+        assert lost["pit_p_value"].level == lost.fits == "poor"
 
 
 def test_a_conditional_fit_is_compared_with_a_linear_model():
