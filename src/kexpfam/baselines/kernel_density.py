@@ -202,14 +202,8 @@ class LeastSquaresConditional(MixtureEstimator):
         :math:`\lambda`; likewise, of 9 values from 0.001 to 10.
     n_centres : int
         Number of training pairs, drawn at random, that carry a Gaussian.
-    background : float
-        Weight of a wide normal, a lower bound of the density far from all centres; 0 is the published form.
-    background_width : float
-        Standard deviation of that normal, in those of the target.
-    folds : int
-        Folds of the cross-validation.
-    random_state : int, RandomState or None
-        Seed of the centres and the folds.
+    background, background_width, folds, random_state
+        As in ``ConditionalKernelDensity``; the seed is also that of the centres.
 
     Attributes
     ----------

@@ -1,6 +1,5 @@
 """The command ``fit``: its training data, in memory or in blocks of rows, and the fitted model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -9,7 +8,7 @@ import numpy as np
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.cli.inputs import ColumnOptions
 from kexpfam.data.blocks import DATASETS, RowBlocks, Rows, row_blocks
-from kexpfam.data.tables import Reading, Table, by_name, check_kept, converted, numbered, read_table
+from kexpfam.data.tables import Reading, Table, by_name, converted, numbered, read_table, table_blocks
 from kexpfam.datasets import SYNTHETIC
 
 
@@ -123,18 +122,11 @@ def _in_blocks(data: Path, blocks: RowBlocks, chosen: ColumnOptions, reading: Re
         parts, _ = roles.split(table)
         return parts if len(parts) > 1 else parts[0]
 
-    def whole_rows(_: Any) -> Iterator[Table]:
-        seen = kept = 0
-        for block in blocks:
-            table = converted(place, names, block, reading, seen)
-            seen, kept = seen + len(block), kept + len(table.values)
-            yield table
-        check_kept(place, kept, seen)
-
+    whole_rows = lambda: table_blocks(data, names, reading, choose=by_name(names))
     rows = blocks.then(lambda block, start: split(converted(place, names, block, reading, start)))
     if reading.gaps == "drop":  # the number of rows that remain is unknown before reading
-        rows = RowBlocks(lambda source: map(split, whole_rows(source)))
+        rows = RowBlocks(lambda _: map(split, whole_rows()))
     weights = None
     if roles.weight:
-        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows(None)])
+        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows()])
     return Training(roles.features, roles.targets or None, (rows,), weights)

@@ -67,11 +67,6 @@ class AbstractKind(PlainModule):
         return Rounding(1.0) if self.discrete else None
 
     @property
-    def merges_equal_rows(self) -> bool:
-        """Return whether equal rows may be merged into one with a weight."""
-        return not self.discrete
-
-    @property
     def labels(self) -> list[str] | None:
         """Return the names of labels in the order of their codes; None for numbers."""
         return None
@@ -357,10 +352,6 @@ class Atom(AbstractKind):
             return type(self.rest)(int(self.value) + 1, self.rest.high)  # type: ignore[call-arg, attr-defined]
         return self.rest
 
-    @property
-    def merges_equal_rows(self) -> bool:
-        return False
-
     def fitted(self, column: np.ndarray, name: str) -> "Atom":
         """Return the atom beside the kind that the other cells have."""
         values = self.numbers(column, name, unknown=False)
@@ -418,8 +409,8 @@ def harmonics(angles: Float[AnyArray, "*n"], weights: Float[np.ndarray, " k"]) -
 
 
 def merge_equal_rows(kinds: tuple[AbstractKind, ...]) -> bool:
-    """Return whether equal rows of columns of these kinds may be merged."""
-    return all(kind.merges_equal_rows for kind in kinds)
+    """Return whether equal rows of columns of these kinds may be merged into one with a weight."""
+    return not any(kind.discrete or kind.atom is not None for kind in kinds)
 
 
 def is_missing(cell: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, Float, Int, Key
 
-from kexpfam.data.weights import drawn_rows, effective_rows
+from kexpfam.data.weights import effective_rows
 
 # NumPy arrays on the host, tracers inside a compiled program. A union of both would be built at every
 # annotation, a quarter of the library's own import time.
@@ -71,7 +71,9 @@ class Sample(eqx.Module):
         """Return positions of rows, drawn with replacement with probabilities proportional to the weights."""
         if self.weight is None:
             return jr.randint(key, (count,), 0, len(self))
-        return drawn_rows(self.weight, count, key=key)
+        cumulative = jnp.cumsum(jnp.asarray(self.weight))
+        levels = jr.uniform(key, (count,), cumulative.dtype) * cumulative[-1]
+        return jnp.minimum(jnp.searchsorted(cumulative, levels, side="right"), len(cumulative) - 1)
 
 
 class Conditions(NamedTuple):

@@ -292,11 +292,11 @@ def _open_binary(place: str, source: Path | bytes, suffix: str, choose: Choice, 
     """Open an NPY, Parquet or Feather file, or the bytes of one."""
     try:
         if suffix == ".npy":
-            return _open_array(place, load_array(source), choose, rows)
-        dataset = arrow_dataset(source, suffix)
-        known = dataset.schema.names
-    except (ValueError, OSError) as error:
-        raise error if isinstance(error, TableError) else TableError(f"{place}: {error}") from None
+            return _open_array(place, load_array(source, place), choose, rows)
+        dataset = arrow_dataset(source, suffix, place)
+    except OSError as error:
+        raise TableError(f"{place}: {error}") from None
+    known = dataset.schema.names
     names = [known[j] for j in choose(place, known, len(known))]
     return _Opened(place, names, iter(row_blocks(dataset, Rows(block=rows), columns=names) or ()))
 
