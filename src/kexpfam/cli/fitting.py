@@ -58,8 +58,12 @@ def training(data: Path, chosen: ColumnOptions, reading: Reading) -> Training:
 
     A folder of Parquet files, and a binary file of more rows than fit in memory, are read in blocks.
     """
-    chosen.check()
-    reading = reading._replace(labels=chosen.labels)
+    if chosen.targets is not None and chosen.columns is not None:
+        raise ValueError("--columns is for densities without a target; with --target use --features.")
+    if chosen.targets is None and chosen.features is not None:
+        raise ValueError("--features needs --target, the columns to predict; else use --columns.")
+    categories = [name for name, kind in chosen.kinds.items() if kind.split(":")[0] == "category"]
+    reading = reading._replace(labels=categories)
     if data.is_dir() or (data.is_file() and data.suffix.lower() in (".npy", *DATASETS)):
         blocks = row_blocks(data, Rows())
         if blocks is not None and (data.is_dir() or (blocks.rows or 0) > Rows().in_memory):

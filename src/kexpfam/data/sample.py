@@ -51,10 +51,14 @@ class Sample(eqx.Module):
         return self.condition.shape[1] > 0
 
     @property
+    def counts(self) -> Float[AnyArray, " n"]:
+        """Return the weight of each row, ones if all are the same."""
+        return np.ones(len(self)) if self.weight is None else self.weight
+
+    @property
     def shares(self) -> Float[AnyArray, " n"]:
         """Return the weight of each row as a share of all."""
-        counts = np.ones(len(self)) if self.weight is None else self.weight
-        return counts / counts.sum()
+        return self.counts / self.counts.sum()
 
     @property
     def effective_rows(self) -> float:
@@ -96,7 +100,7 @@ class Conditions(NamedTuple):
 
 def distinct_conditions(sample: Sample) -> Conditions:
     """Return the distinct conditions; rows without a condition all have the same, empty one."""
-    counts = np.ones(len(sample)) if sample.weight is None else np.asarray(sample.weight)
+    counts = np.asarray(sample.counts)
     if not sample.conditional:
         return Conditions(np.zeros((1, 0)), np.zeros(len(sample), int), counts)
     values, membership = np.unique(np.asarray(sample.condition), axis=0, return_inverse=True)

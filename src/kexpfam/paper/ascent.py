@@ -92,9 +92,8 @@ class ModelDraws(NamedTuple):
 class AbstractDrawing(SettingsRecord):
     """A source of draws of the model."""
 
-    @abc.abstractmethod
     def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> Any:
-        """Return the state before the first step."""
+        """Return the state before the first step, None if there is none."""
 
     @abc.abstractmethod
     def draw(self, problem: AscentProblem, tilt: Tilt, drawing: Any, *, key: Key[Array, ""]) -> ModelDraws:
@@ -276,9 +275,6 @@ class Annealing(AbstractDrawing):
 
     particles: int = at_least(1, 1024, static=True)
     stages: int = at_least(1, 40, static=True)
-
-    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> None:
-        return None
 
     def draw(self, problem: AscentProblem, tilt: Tilt, drawing: None, *, key: Key[Array, ""]) -> ModelDraws:
         base_key, temper_key = jr.split(key)
