@@ -67,6 +67,11 @@ class AbstractKind(PlainModule):
         return Rounding(1.0) if self.discrete else None
 
     @property
+    def merges_equal_rows(self) -> bool:
+        """Return whether equal rows may be merged into one with a weight."""
+        return not self.discrete
+
+    @property
     def labels(self) -> list[str] | None:
         """Return the names of labels in the order of their codes; None for numbers."""
         return None
@@ -335,10 +340,10 @@ class Atom(AbstractKind):
     rest: AbstractKind = eqx.field(static=True, converter=lambda kind: as_kind(kind), default="real")
 
     def __check_init__(self) -> None:
-        if self.rest.categorical or self.rest.atom is not None:
+        rest = self.rest
+        if rest.categorical or rest.atom is not None:
             raise ValueError("an atom is one of numbers: real, positive, bounded, periodic or integer.")
-        inside = self.rest.inside(np.array([self.value], float))[0]
-        if self.rest.discrete and self.value > self.rest.ends[0] and inside:
+        if rest.discrete and self.value > rest.ends[0] and rest.inside(np.array([self.value], float))[0]:
             raise ValueError("an atom of whole numbers must be the lowest of them: Atom(0, 'count').")
 
     @property
@@ -351,6 +356,10 @@ class Atom(AbstractKind):
         if self.rest.discrete and self.rest.ends[0] == self.value:
             return type(self.rest)(int(self.value) + 1, self.rest.high)  # type: ignore[call-arg, attr-defined]
         return self.rest
+
+    @property
+    def merges_equal_rows(self) -> bool:
+        return False
 
     def fitted(self, column: np.ndarray, name: str) -> "Atom":
         """Return the atom beside the kind that the other cells have."""
@@ -409,8 +418,8 @@ def harmonics(angles: Float[AnyArray, "*n"], weights: Float[np.ndarray, " k"]) -
 
 
 def merge_equal_rows(kinds: tuple[AbstractKind, ...]) -> bool:
-    """Return whether equal rows of columns of these kinds may be merged into one with a weight."""
-    return not any(kind.discrete or kind.atom is not None for kind in kinds)
+    """Return whether equal rows of columns of these kinds may be merged."""
+    return all(kind.merges_equal_rows for kind in kinds)
 
 
 def is_missing(cell: Any) -> bool:

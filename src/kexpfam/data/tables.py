@@ -55,11 +55,7 @@ Choice = Callable[[str, list[str] | None, int], list[int]]
 
 
 class MissingColumnError(TableError):
-    """A file lacks a requested column; ``names`` are the columns that it has."""
-
-    def __init__(self, message: str, names: list[str]) -> None:
-        super().__init__(message)
-        self.names = names
+    """A file lacks a requested column."""
 
 
 class DroppedRowsWarning(UserWarning):
@@ -171,8 +167,8 @@ def by_name(columns: list[str] | None) -> Choice:
         wanted = known if columns is None else columns
         missing = [name for name in wanted if name not in known]
         if missing:
-            message = f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}."
-            raise MissingColumnError(message, known)
+            there = ", ".join(known)
+            raise MissingColumnError(f"{place}: no column {_quoted(missing)}; there are {there}.")
         ambiguous = [name for name in dict.fromkeys(wanted) if known.count(name) > 1]
         if ambiguous:
             raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
