@@ -27,7 +27,8 @@ def written(path: Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".kexpfam-{uuid.uuid4().hex}.tmp")
     try:
-        with _made(temporary, path) as file:
+        # Files of tempfile would be readable by their owner only.
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -36,7 +37,8 @@ def written(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk is reported without a name
+        # A full disk is reported without a name, a missing folder with that of the temporary file.
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             reason = error.strerror or str(error)
             raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
@@ -69,14 +71,6 @@ def _is_own_output(there: os.stat_result) -> bool:
             if os.path.samestat(there, os.fstat(descriptor)):
                 return True
     return False
-
-
-def _made(temporary: Path, path: Path) -> BinaryIO:
-    # Files of tempfile would be readable by their owner only.
-    try:
-        return open(temporary, "xb")
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def _settle(folder: Path) -> None:

@@ -16,7 +16,8 @@ MOST_SHOWN = 80
 def at_least(least: float, default: Any, *, whole: bool = False, **options: Any) -> Any:
     """Return a field of a settings record: a number, or a tuple of numbers, of at least ``least``."""
     words = f"a whole number of at least {least}" if whole else f"at least {least}"
-    return _bounded(default, words, lambda value: value >= least and (not whole or _is_whole(value)), options)
+    fits = lambda value: value >= least and (not whole or isinstance(value, int | np.integer))
+    return _bounded(default, words, fits, options)
 
 
 def above(low: float, default: Any, **options: Any) -> Any:
@@ -31,10 +32,6 @@ def between(low: float, high: float, default: Any, **options: Any) -> Any:
 
 def _bounded(default: Any, words: str, test: Callable[[Any], bool], options: dict[str, Any]) -> Any:
     return eqx.field(default=default, metadata={"bound": (words, test)}, **options)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 class SettingsRecord(eqx.Module):

@@ -91,11 +91,8 @@ class TestEveryFormat:
         np.testing.assert_array_equal(table.values, VALUES[:, [2, 0]])
 
     def test_a_missing_column_is_named_beside_those_that_are_there(self, tmp_path, write, names):
-        with pytest.raises(
-            MissingColumnError, match=f"no column 'd', 'e'; there are {', '.join(names)}"
-        ) as caught:
+        with pytest.raises(MissingColumnError, match=f"no column 'd', 'e'; there are {', '.join(names)}"):
             read_table(write(tmp_path), ["d", names[0], "e"])
-        assert caught.value.names == names
 
 
 class TestOtherNumbers:

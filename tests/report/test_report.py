@@ -9,7 +9,7 @@ import pytest
 
 from kexpfam.estimators import ConditionalKernelDensity, GaussianMixtureDensity, KernelDensity
 from kexpfam.report import Page
-from kexpfam.report.page import Paragraph, Section, Table, drawn, fragment
+from kexpfam.report.page import Section, drawn, paragraph, table
 from kexpfam.report.sections import trial_blocks
 
 SECTIONS = ["What was measured", "Columns", "Calibration and coverage", "How to call it"]
@@ -146,9 +146,8 @@ def test_names_of_columns_are_text_and_nothing_else(tmp_path):
 
 
 def test_a_page_shows_itself_in_a_notebook_and_says_what_it_is():
-    page = Page(
-        "p(<a>)", [Paragraph("<b>")], [Section("empty", Table([])), Section("full", Paragraph("text"))]
-    )
+    sections = [Section("empty", table([])), Section("full", paragraph("text"))]
+    page = Page("p(<a>)", [paragraph("<b>")], sections)
     assert page._repr_html_().startswith("<iframe") and "<h1>" not in page._repr_html_()
     assert "<p>&lt;b&gt;</p>" in page.html and page.html.count("<section>") == 1 and "empty" not in page.html
     assert str(page).startswith("p(<a>): a page of")
@@ -156,16 +155,16 @@ def test_a_page_shows_itself_in_a_notebook_and_says_what_it_is():
 
 
 def test_a_table_escapes_its_cells_and_sets_numbers_to_the_right():
-    shown = fragment(Table([["<a>", 1234, 0.123456], ["b", 5, 1e-9]], ["name", "count", "value"]))
+    shown = table([["<a>", 1234, 0.123456], ["b", 5, 1e-9]], ["name", "count", "value"])
     assert "&lt;a&gt;" in shown
     assert '<td class="number">1,234</td><td class="number">0.1235</td>' in shown
     assert '<th class="name">name</th><th class="number">count</th>' in shown
-    assert fragment(Table([])).strip() == ""
+    assert table([]) == ""
 
 
 def test_a_figure_has_its_caption_for_those_who_do_not_see_it():
     figure = joint("a").plot()
-    shown = fragment(drawn(figure, "one", 'a "small" <figure>'))
+    shown = drawn(figure, "one", 'a "small" <figure>')
     assert 'aria-label="a &quot;small&quot; &lt;figure&gt;"' in shown
     assert 'a "small" <figure>' in Outline(shown).said
     assert 'id="one-' in shown
@@ -173,7 +172,7 @@ def test_a_figure_has_its_caption_for_those_who_do_not_see_it():
 
 def test_trials_are_listed_from_the_best_and_what_all_share_is_said_once():
     model = KernelDensity(random_state=0).fit(frame(["a", "b"]))
-    shown = fragment(*trial_blocks(model.selection_))
+    shown = "".join(trial_blocks(model.selection_))
     outline = Outline(shown)
     tried = len(model.selection_.losses)
     assert f"{tried} settings were tried" in outline.said

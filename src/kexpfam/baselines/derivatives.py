@@ -200,14 +200,6 @@ class Quadratic(NamedTuple):
     slope: Float[np.ndarray, " r"]
     rows: float
 
-    def plus(self, other: "Quadratic") -> "Quadratic":
-        """Return the sum over the rows of both."""
-        return Quadratic(self.matrix + other.matrix, self.slope + other.slope, self.rows + other.rows)
-
-    def minus(self, other: "Quadratic") -> "Quadratic":
-        """Return the sum without the rows of the other."""
-        return Quadratic(self.matrix - other.matrix, self.slope - other.slope, self.rows - other.rows)
-
     def losses(self, weights: Float[np.ndarray, "r q"]) -> Float[np.ndarray, " q"]:
         """Return the mean loss of each column of weights."""
         return (0.5 * np.sum(weights * (self.matrix @ weights), 0) + self.slope @ weights) / self.rows

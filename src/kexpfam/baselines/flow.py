@@ -58,7 +58,7 @@ class FlowLaw(AbstractMeasure):
 
     def flow(self) -> Any:
         """Return the flow of flowjax; to be called inside a compiled program, since building it is slow."""
-        arrays, rest = eqx.partition(_new_flow(self.shape, jr.key(0)), eqx.is_array)
+        arrays, rest = eqx.partition(spline_flow(*self.shape, invert=True, key=jr.key(0)), eqx.is_array)
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), self.arrays), rest)
 
 
@@ -133,7 +133,7 @@ class SplineFlow(DensityEstimator):
         if self._weight is not None:
             data.append(jnp.asarray(self._weight / self._weight.mean(), jnp.float32))
         with single_precision():
-            new = _new_flow(shape, make_key)
+            new = spline_flow(*shape, invert=True, key=make_key)
             from flowjax.train import fit_to_data  # slow to import
 
             flow, losses = fit_to_data(
@@ -167,10 +167,6 @@ class SplineFlow(DensityEstimator):
         held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
         ended = Measurement("finished", finished, None, level, meaning)
         return Diagnosis([kept, held_out, ended, *self._calibration(X, key=key_from(random_state))])
-
-
-def _new_flow(shape: FlowShape, key: Key[Array, ""]) -> Any:
-    return spline_flow(*shape, invert=True, key=key)
 
 
 def _weighted_loss(

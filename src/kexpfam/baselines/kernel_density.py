@@ -19,7 +19,6 @@ from kexpfam.baselines.mixture_density import (
     MixtureDensity,
     NeighbourWeights,
     chunks,
-    counts_of,
     log_volume,
     safe_log,
     squared_distances,
@@ -116,8 +115,7 @@ class KernelDensity(DensityEstimator):
 
 def held_out_losses(rows: Sample, bandwidths: np.ndarray, fold: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return minus the mean log density of the rows ``held`` under the other folds, for each bandwidth."""
-    points, total = rows.target, np.zeros(len(bandwidths))
-    counts = counts_of(rows.weight, len(rows))
+    points, counts, total = rows.target, rows.counts, np.zeros(len(bandwidths))
     for part in (held[part] for part in chunks(len(held), len(points))):
         other = fold[part, None] != fold
         squares = np.where(other, squared_distances(points[part], points), np.inf)
@@ -202,14 +200,8 @@ class LeastSquaresConditional(MixtureEstimator):
         :math:`\lambda`; likewise, of 9 values from 0.001 to 10.
     n_centres : int
         Number of training pairs, drawn at random, that carry a Gaussian.
-    background : float
-        Weight of a wide normal, a lower bound of the density far from all centres; 0 is the published form.
-    background_width : float
-        Standard deviation of that normal, in those of the target.
-    folds : int
-        Folds of the cross-validation.
-    random_state : int, RandomState or None
-        Seed of the centres and the folds.
+    background, background_width, folds, random_state
+        As in ``ConditionalKernelDensity``; the seed is also that of the centres.
 
     Attributes
     ----------
@@ -237,7 +229,7 @@ class LeastSquaresConditional(MixtureEstimator):
         distinct = distinct_rows(rows.condition, rows.target)
         centres = rows.rows(rng.permutation(distinct)[: whole("n_centres", self.n_centres, 1)])
         fold, losses = deal(len(rows), self.folds, rng), np.zeros((len(widths), len(penalties)))
-        counts = counts_of(rows.weight, len(rows))
+        counts = rows.counts
         for i, width in enumerate(widths):
             for held in (fold == k for k in range(self.folds)):
                 heights = ratio_weights(*ratio_moments(rows.rows(~held), centres, width), penalties)
@@ -259,9 +251,8 @@ def ratio_moments(rows: Sample, centres: Sample, width: float) -> tuple[np.ndarr
     in_x = np.exp(-0.5 * squared_distances(rows.condition, centres.condition) / width**2)
     in_y = np.exp(-0.5 * squared_distances(rows.target, centres.target) / width**2)
     overlap = np.exp(-0.25 * squared_distances(centres.target, centres.target) / width**2)
-    counts = counts_of(rows.weight, len(rows))
-    products = (in_x * counts[:, None]).T @ in_x
-    H = (np.sqrt(np.pi) * width) ** rows.target.shape[1] * overlap * products / counts.sum()
+    products = (in_x * rows.counts[:, None]).T @ in_x
+    H = (np.sqrt(np.pi) * width) ** rows.target.shape[1] * overlap * products / rows.counts.sum()
     return H, weighted_mean(in_x * in_y, rows.weight)
 
 
@@ -308,7 +299,7 @@ class LocalEstimator(MixtureEstimator):
         grid = grid_of(self._scale, getattr(self, self._scale), furthest * DISTANCE_SHARES)
         widths = grid_of("width", self.width, WIDTHS)
         candidates = [self._weights(rows, scale) for scale in grid.tolist()]
-        most, counts = whole("held_out_rows", self.held_out_rows, 1), counts_of(rows.weight, len(x))
+        most, counts = whole("held_out_rows", self.held_out_rows, 1), rows.counts
         fold, held = deal(len(x), self.folds, rng), rng.permutation(len(x))[:most]
         losses = np.zeros((len(grid), len(widths)))
         for part in (held[part] for part in chunks(len(held), len(x) * (len(grid) + len(widths)))):
@@ -380,12 +371,8 @@ class ConditionalKernelDensity(LocalEstimator):
         Weight of a wide normal, a lower bound of the density far from all centres; 0 is the published form.
     background_width : float
         Standard deviation of that normal, in those of the target.
-    folds : int
-        Folds of the cross-validation.
-    held_out_rows : int
-        Held-out rows at most; with more rows a random part of them is held out.
-    random_state : int, RandomState or None
-        Seed of the folds.
+    folds, held_out_rows, random_state
+        As in ``KernelDensity``.
 
     Attributes
     ----------
@@ -400,4 +387,4 @@ class ConditionalKernelDensity(LocalEstimator):
     condition_width: ArrayLike | None = None
 
     def _weights(self, rows: Sample, scale: float) -> AbstractWeights:
-        return KernelWeights(rows.condition, counts_of(rows.weight, len(rows)), scale)
+        return KernelWeights(rows.condition, rows.counts, scale)

@@ -39,11 +39,6 @@ def chunks(count: int, numbers_per_row: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def counts_of(weight: np.ndarray | None, rows: int) -> np.ndarray:
-    """Return the weights of the rows; ones for None."""
-    return np.ones(rows) if weight is None else weight
-
-
 def safe_log(values: float | np.ndarray) -> AnyArray:
     """Return logarithms; that of 0 is ``-inf``, without a warning."""
     with np.errstate(divide="ignore"):
@@ -133,7 +128,7 @@ class MixtureDensity(AbstractDensity):
         ``widths`` are width, background and background width.
         """
         empty = np.zeros((len(centres), 0))
-        weights = KernelWeights(empty, counts_of(heights, len(centres)), 1.0)
+        weights = KernelWeights(empty, np.ones(len(centres)) if heights is None else heights, 1.0)
         return cls(weights, centres, *widths, scaling, Scaling.plain(empty), np.zeros(0, bool))
 
     @property

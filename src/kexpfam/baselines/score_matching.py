@@ -309,10 +309,8 @@ class ConditionalScoreMatching(ConditionalEstimator):
         Settings of the search for what is left at None.
     max_equations : int
         Rows times columns of y at most; system and weights take 16 bytes for each pair.
-    random_state : int, RandomState or None
-        Same seed, same result.
-    progress : bool or callable
-        ``True`` draws a progress bar; a callable gets a ``Report`` after each trial.
+    random_state, progress
+        As in ``ScoreMatchingExpFamily``; a callable gets a ``Report`` after each trial.
 
     Attributes
     ----------

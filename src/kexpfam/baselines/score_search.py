@@ -4,7 +4,7 @@ Without a condition the candidates are a grid of length scales; with one they ar
 ascent. Both compute the whole path of penalties at each length scale.
 """
 
-import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -158,8 +158,9 @@ def fold_losses(
     """Return the mean loss on each fold of the fit in the basis to the others, (folds, penalties)."""
     held_out = ((sample.rows(fold), scores[fold]) for fold in folds)
     parts = [basis.quadratic(part.target, slopes, part.weight) for part, slopes in held_out]
-    whole = functools.reduce(Quadratic.plus, parts)
-    return np.stack([part.losses(whole.minus(part).path(penalties)) for part in parts])
+    whole = [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
+    others = [Quadratic(*map(operator.sub, whole, part)) for part in parts]
+    return np.stack([part.losses(rest.path(penalties)) for part, rest in zip(parts, others, strict=True)])
 
 
 def row_losses(

@@ -236,7 +236,8 @@ def sample(
     estimator = _load(model)
     features, targets = inputs.column_names(estimator)
     if not estimator.conditional:
-        _refuse_option("--at", at)
+        if at is not None:
+            raise ValueError("--at is for conditional models, and this one was fitted without --target.")
         draws = results.draws_in_blocks(estimator, number, seed=seed, refine=refine)
         results.write_rows(output, features, draws)
         return
@@ -402,11 +403,6 @@ def _load(model: Path) -> Any:
     # Columns are matched here; scikit-learn would warn that arrays have no names.
     vars(estimator).pop("feature_names_in_", None)
     return estimator.set_output(transform="numpy")
-
-
-def _refuse_option(name: str, value: Path | None) -> None:
-    if value is not None:
-        raise ValueError(f"{name} is for conditional models, and this one was fitted without --target.")
 
 
 def _check_output(output: Path | None, *inputs: Path | None, table: bool = False) -> None:

@@ -1,6 +1,5 @@
 """The command ``fit``: its training data, in memory or in blocks of rows, and the fitted model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -9,7 +8,7 @@ import numpy as np
 from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
 from kexpfam.cli.inputs import ColumnOptions
 from kexpfam.data.blocks import DATASETS, RowBlocks, Rows, row_blocks
-from kexpfam.data.tables import Reading, Table, by_name, check_kept, converted, numbered, read_table
+from kexpfam.data.tables import Reading, Table, by_name, converted, numbered, read_table, table_blocks
 from kexpfam.datasets import SYNTHETIC
 
 
@@ -59,8 +58,12 @@ def training(data: Path, chosen: ColumnOptions, reading: Reading) -> Training:
 
     A folder of Parquet files, and a binary file of more rows than fit in memory, are read in blocks.
     """
-    chosen.check()
-    reading = reading._replace(labels=chosen.labels)
+    if chosen.targets is not None and chosen.columns is not None:
+        raise ValueError("--columns is for densities without a target; with --target use --features.")
+    if chosen.targets is None and chosen.features is not None:
+        raise ValueError("--features needs --target, the columns to predict; else use --columns.")
+    categories = [name for name, kind in chosen.kinds.items() if kind.split(":")[0] == "category"]
+    reading = reading._replace(labels=categories)
     if data.is_dir() or (data.is_file() and data.suffix.lower() in (".npy", *DATASETS)):
         blocks = row_blocks(data, Rows())
         if blocks is not None and (data.is_dir() or (blocks.rows or 0) > Rows().in_memory):
@@ -123,18 +126,11 @@ def _in_blocks(data: Path, blocks: RowBlocks, chosen: ColumnOptions, reading: Re
         parts, _ = roles.split(table)
         return parts if len(parts) > 1 else parts[0]
 
-    def whole_rows(_: Any) -> Iterator[Table]:
-        seen = kept = 0
-        for block in blocks:
-            table = converted(place, names, block, reading, seen)
-            seen, kept = seen + len(block), kept + len(table.values)
-            yield table
-        check_kept(place, kept, seen)
-
+    whole_rows = lambda: table_blocks(data, names, reading, choose=by_name(names))
     rows = blocks.then(lambda block, start: split(converted(place, names, block, reading, start)))
     if reading.gaps == "drop":  # the number of rows that remain is unknown before reading
-        rows = RowBlocks(lambda source: map(split, whole_rows(source)))
+        rows = RowBlocks(lambda _: map(split, whole_rows()))
     weights = None
     if roles.weight:
-        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows(None)])
+        weights = np.concatenate([cast(np.ndarray, roles.split(table)[1]) for table in whole_rows()])
     return Training(roles.features, roles.targets or None, (rows,), weights)

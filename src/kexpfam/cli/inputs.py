@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     import numpy as np
 
-    from kexpfam.data.tables import Reading, Table
+    from kexpfam.data.tables import Reading
 
 # Names of characters that are hard to type in a shell.
 CHARACTERS = {"tab": "\t", r"\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "none": ""}
@@ -76,13 +76,6 @@ class ColumnOptions(NamedTuple):
     weight: str | None
     kinds: dict[str, str] = {}
 
-    def check(self) -> None:
-        """Raise if the options exclude one another."""
-        if self.targets is not None and self.columns is not None:
-            raise ValueError("--columns is for densities without a target; with --target use --features.")
-        if self.targets is None and self.features is not None:
-            raise ValueError("--features needs --target, the columns to predict; else use --columns.")
-
     def settings(self) -> dict[str, Any]:
         """Return the kinds as settings of an estimator."""
         if self.targets is None:
@@ -91,32 +84,21 @@ class ColumnOptions(NamedTuple):
         others = {name: kind for name, kind in self.kinds.items() if name not in own}
         return {"columns": others or None, "target_columns": own or None}
 
-    @property
-    def labels(self) -> list[str]:
-        """Return the names of the categories."""
-        return [name for name, kind in self.kinds.items() if kind.split(":")[0] == "category"]
-
 
 def column_names(estimator: Any) -> tuple[list[str], list[str]]:
     """Return the names of the features and of the targets; p(x) has no targets."""
     from kexpfam.data.tables import numbered
 
     features = getattr(estimator, "column_names_", None) or numbered(estimator.n_features_in_)
-    if not estimator.conditional:
-        return features, []
-    y = estimator.training_data_[1]
-    unnamed = ["y"] if y.ndim == 1 or y.shape[1] == 1 else numbered(y.shape[1], "y")
-    return features, getattr(estimator, "target_names_", None) or unnamed
+    return features, estimator._target_names if estimator.conditional else []
 
 
 def model_rows(estimator: Any, data: Path, reading: "Reading") -> "tuple[np.ndarray, ...]":
     """Return the model's columns of a file: the features, and the targets if it is conditional."""
-    from kexpfam.data.tables import by_name_or_order, read_table
+    import numpy as np
 
-    features, targets = column_names(estimator)
-    known = [*features, *targets]
-    table = read_table(data, reading=reading_for(estimator, reading), choose=by_name_or_order(known))
-    return _parts(table, features, targets)
+    blocks = zip(*model_blocks(estimator, data, None, reading), strict=True)
+    return tuple(np.concatenate(parts) for parts in blocks)
 
 
 def model_blocks(
@@ -133,13 +115,8 @@ def model_blocks(
         reading = reading._replace(labels=[columns[known.index(name)] for name in reading.labels])
         choose = by_name(columns)
     for block in table_blocks(data, columns or known, reading, choose=choose):
-        yield _parts(block, features, targets)
-
-
-def _parts(table: "Table", features: list[str], targets: list[str]) -> "tuple[np.ndarray, ...]":
-    """Return the columns of the features, and of the targets if there are any."""
-    parts = table.split(len(features), len(targets))
-    return tuple(parts if targets else parts[:1])
+        parts = block.split(len(features), len(targets))
+        yield tuple(parts if targets else parts[:1])
 
 
 def reading_for(estimator: Any, reading: "Reading") -> "Reading":

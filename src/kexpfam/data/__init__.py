@@ -1,3 +1,1 @@
 """What goes in: tables, checked samples, and the map between the data's units and the model's."""
-
-__all__: list[str] = []

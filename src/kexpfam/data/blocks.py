@@ -17,7 +17,8 @@ from typing import Any
 import narwhals.stable.v2 as nw
 import numpy as np
 
-from kexpfam.data.frames import arrow_table, layout_of
+from kexpfam.data.frames import arrow_table, layout_of, wrapped
+from kexpfam.data.text import TableError
 from kexpfam.settings import SettingsRecord, at_least
 
 READ_ONCE = (
@@ -163,7 +164,7 @@ def with_targets(blocks: RowBlocks, y: Any) -> RowBlocks:
     if named or (listed and all(isinstance(name, str) for name in y)):
         return blocks.then(partial(_separated, names=y))
     if isinstance(y, str | os.PathLike):
-        y = _named_file(Path(y), load_array)
+        y = load_array(Path(y), str(y))
     y = np.asarray(y) if isinstance(y, list | tuple) else y
     if not hasattr(y, "__len__"):
         raise TypeError(f"y must be names of columns or an array of all rows, got {type(y).__name__}.")
@@ -206,24 +207,16 @@ def _file(path: Path, settings: Rows, columns: Sequence[str] | None) -> RowBlock
         raise FileNotFoundError(f"{path}: no such file or folder.")
     suffix = ".parquet" if path.is_dir() else path.suffix.lower()
     if suffix == ".npy":
-        return _slices(_named_file(path, load_array), settings)
+        return _slices(load_array(path, str(path)), settings)
     if suffix not in DATASETS:
         raise ValueError(f"{path}: row blocks are .npy, .parquet, .feather or folders of .parquet files.")
-    return _dataset(_named_file(path, partial(arrow_dataset, suffix=suffix)), settings, columns)
+    return _dataset(arrow_dataset(path, suffix, str(path)), settings, columns)
 
 
-def _named_file(path: Path, load: Callable[[Path], Any]) -> Any:
-    """Return what ``load`` gives; an error names the file."""
-    try:
-        return load(path)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def load_array(source: Path | bytes) -> np.ndarray:
+def load_array(source: Path | bytes, place: str) -> np.ndarray:
     """Return the array of an NPY file, a vector as one column; that of a path is memory-mapped.
 
-    Arrays of objects are refused, since unpickling can run code.
+    Arrays of objects are refused, since unpickling can run code. ``place`` is the name in messages.
     """
     try:
         if isinstance(source, bytes):
@@ -231,14 +224,14 @@ def load_array(source: Path | bytes) -> np.ndarray:
         else:
             values = np.load(source, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"not a readable NPY file of numbers ({error}).") from None
+        raise TableError(f"{place}: not a readable NPY file of numbers ({error}).") from None
     if not isinstance(values, np.ndarray):
         values.close()
-        raise ValueError("expected an array of real numbers, got an archive of several arrays.")
+        raise TableError(f"{place}: expected an array of real numbers, got an archive of several arrays.")
     return values[:, None] if values.ndim == 1 else values
 
 
-def arrow_dataset(source: Path | bytes, suffix: str) -> Any:
+def arrow_dataset(source: Path | bytes, suffix: str, place: str) -> Any:
     """Return the Arrow dataset of a file, a folder or the bytes of a file."""
     import pyarrow
     import pyarrow.dataset as arrow
@@ -255,7 +248,7 @@ def arrow_dataset(source: Path | bytes, suffix: str) -> Any:
         return arrow.FileSystemDataset([fragment], fragment.physical_schema, form)
     except (pyarrow.ArrowException, OSError) as error:
         name = "Parquet" if DATASETS[suffix] == "parquet" else "Feather"
-        raise ValueError(f"not a readable {name} file or folder ({error}).") from None
+        raise TableError(f"{place}: not a readable {name} file or folder ({error}).") from None
 
 
 def _dataset(source: Any, settings: Rows, columns: Sequence[str] | None) -> RowBlocks:
@@ -291,8 +284,9 @@ def _pieces(source: Any) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def _is_table(source: Any) -> bool:
-    layout = layout_of(source)
-    return (isinstance(source, np.ndarray) and source.ndim == 2) or (layout is not None and not layout.series)
+    if isinstance(source, np.ndarray):
+        return source.ndim == 2
+    return isinstance(wrapped(source), nw.DataFrame)
 
 
 def _block(given: Any) -> Any:
@@ -307,28 +301,25 @@ def _block(given: Any) -> Any:
 
 def part(table: Any, rows: np.ndarray | slice) -> Any:
     """Return some rows of an array, a frame or a series."""
-    if isinstance(table, np.ndarray):
-        return table[rows]
-    if not nw.dependencies.is_into_dataframe(table) and not nw.dependencies.is_into_series(table):
-        return np.asarray(table)[rows]
-    return nw.from_native(table, eager_only=True, allow_series=True)[rows].to_native()
+    found = wrapped(table)
+    return np.asarray(table)[rows] if found is None else found[rows].to_native()
 
 
 def joined(parts: Sequence[Any]) -> Any:
     """Return tables of the same type as one table."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    wrapped = [nw.from_native(part, eager_only=True, allow_series=True) for part in parts]
-    if isinstance(wrapped[0], nw.DataFrame):
-        return nw.concat(wrapped).to_native()
-    return nw.concat([series.to_frame() for series in wrapped])[wrapped[0].name].to_native()
+    tables: Any = [wrapped(part) for part in parts]
+    if isinstance(tables[0], nw.DataFrame):
+        return nw.concat(tables).to_native()
+    return nw.concat([series.to_frame() for series in tables])[tables[0].name].to_native()
 
 
 def _separated(block: Any, start: int, *, names: str | Sequence[str]) -> tuple[Any, Any]:
     """Return a block without its targets, and the targets: a series for one name, a frame for a list."""
-    if layout_of(block) is None:
+    frame = wrapped(block)
+    if not isinstance(frame, nw.DataFrame):
         raise ValueError(f"the blocks are arrays without column names; pass y as an array, not as {names!r}.")
-    frame = nw.from_native(block, eager_only=True)
     wanted = [names] if isinstance(names, str) else list(names)
     _check_present(wanted, frame.columns)
     targets = frame[names] if isinstance(names, str) else frame.select(wanted)
@@ -344,12 +335,12 @@ def _check_present(wanted: Sequence[str], known: Sequence[Any]) -> None:
 
 def numbers(table: Any) -> np.ndarray:
     """Return a table as numbers, (rows, columns), NaN for other cells; arrays of numbers are not copied."""
-    if layout_of(table) is None:
+    frame = wrapped(table)
+    if frame is None:
         values = np.asarray(table)
         values = values.reshape(len(values), -1)
         return values if values.dtype.kind in "iuf" else np.full(values.shape, np.nan)
-    wrapped = nw.from_native(table, eager_only=True, allow_series=True)
-    frame = wrapped if isinstance(wrapped, nw.DataFrame) else wrapped.alias("y").to_frame()
+    frame = frame.alias("y").to_frame() if isinstance(frame, nw.Series) else frame
     found = np.full((len(frame), len(frame.columns)), np.nan)
     for place, column in enumerate(frame.iter_columns()):
         if column.dtype.is_numeric():

@@ -9,8 +9,6 @@ import numpy as np
 from kexpfam.data.columns import NEARLY_COLLINEAR
 from kexpfam.data.scaling import constant_columns
 
-__all__ = ["Carried", "Combination"]
-
 # Coefficients of standardised columns below the residual, or below this, have no part in a combination.
 NO_COEFFICIENT = 1e-12
 # Rows may deviate this many times as far as the training rows.

@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 
 def layout_of(table: Any) -> Layout | None:
     """Return the layout of a frame or a series, or None for an array or a list."""
-    found = _native(table)
+    found = wrapped(table)
     if found is None:
         return None
     backend = found.implementation.value
@@ -47,7 +47,7 @@ def as_table(table: Any) -> Any:
     """Return a table that scikit-learn accepts; masked cells are NaN."""
     if isinstance(table, np.ma.MaskedArray):
         return np.ma.filled(table.astype(float), np.nan)
-    found = _native(table)
+    found = wrapped(table)
     if isinstance(found, nw.DataFrame):
         return found.to_native()
     return table if found is None else found.to_numpy()
@@ -86,7 +86,7 @@ def row_name(names: Sequence[str]) -> str:
     return name
 
 
-def _native(table: Any) -> nw.DataFrame | nw.Series | None:
+def wrapped(table: Any) -> nw.DataFrame | nw.Series | None:
     """Return a frame or a series wrapped by narwhals, or None for other tables."""
     if isinstance(table, np.ndarray | list | tuple):  # the tests of narwhals take longer than a score
         return None

@@ -340,14 +340,11 @@ class Atom(AbstractKind):
     rest: AbstractKind = eqx.field(static=True, converter=lambda kind: as_kind(kind), default="real")
 
     def __check_init__(self) -> None:
-        if self.rest.categorical or self.rest.atom is not None:
+        rest = self.rest
+        if rest.categorical or rest.atom is not None:
             raise ValueError("an atom is one of numbers: real, positive, bounded, periodic or integer.")
-        if self.rest.discrete and self.value > self.rest.ends[0] and self.rest.inside(self._values)[0]:
+        if rest.discrete and self.value > rest.ends[0] and rest.inside(np.array([self.value], float))[0]:
             raise ValueError("an atom of whole numbers must be the lowest of them: Atom(0, 'count').")
-
-    @property
-    def _values(self) -> np.ndarray:
-        return np.array([self.value], float)
 
     @property
     def atom(self) -> float:

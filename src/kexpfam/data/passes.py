@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from kexpfam import processes
 from kexpfam.data.blocks import RowBlocks, Step, as_parts, joined, numbers, part, partition, stepped
-from kexpfam.data.frames import layout_of
+from kexpfam.data.frames import wrapped
 from kexpfam.progress import Listener, Report
 
 # The forms in which ``to_bytes`` packs tables, beside the name of a library of frames.
@@ -301,16 +301,25 @@ def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
 
 def _packed(table: Any) -> tuple[str, np.ndarray]:
     """Return the kind of a table and its content as an array."""
-    layout = layout_of(table)
-    if layout is not None:
-        return layout.backend + SERIES * layout.series, np.frombuffer(_arrow_stream(table), np.uint8)
-    values = np.asarray(table)
-    if values.dtype.kind in "biuf":
-        return ARRAY, np.array(values)
-    values = np.asarray(table, dtype=object)
-    plain = lambda cell: cell.item() if isinstance(cell, np.generic) else str(cell)
-    cells = json.dumps([values.shape, values.ravel().tolist()], default=plain)
-    return CELLS, np.frombuffer(cells.encode(), np.uint8)
+    frame = wrapped(table)
+    if frame is None:
+        values = np.asarray(table)
+        if values.dtype.kind in "biuf":
+            return ARRAY, np.array(values)
+        values = np.asarray(table, dtype=object)
+        plain = lambda cell: cell.item() if isinstance(cell, np.generic) else str(cell)
+        cells = json.dumps([values.shape, values.ravel().tolist()], default=plain)
+        return CELLS, np.frombuffer(cells.encode(), np.uint8)
+    import pyarrow
+
+    kind, sink = frame.implementation.value, pyarrow.BufferOutputStream()
+    if isinstance(frame, nw.Series):
+        kind, frame = kind + SERIES, frame.alias("" if frame.name is None else frame.name).to_frame()
+    # A frame of pandas stores its types in the metadata.
+    arrow = nw.maybe_reset_index(frame).to_arrow()
+    with pyarrow.ipc.new_stream(sink, arrow.schema) as writer:
+        writer.write_table(arrow)
+    return kind, np.frombuffer(sink.getvalue(), np.uint8)
 
 
 def _unpacked(kind: str, content: np.ndarray) -> Any:
@@ -326,17 +335,3 @@ def _unpacked(kind: str, content: np.ndarray) -> Any:
     table = pyarrow.ipc.open_stream(content.tobytes()).read_all()
     frame = nw.from_arrow(table, backend=kind.removesuffix(SERIES))  # type: ignore[arg-type]
     return (frame[frame.columns[0]] if kind.endswith(SERIES) else frame).to_native()
-
-
-def _arrow_stream(table: Any) -> bytes:
-    import pyarrow
-
-    wrapped = nw.from_native(table, eager_only=True, allow_series=True)
-    if isinstance(wrapped, nw.Series):
-        wrapped = wrapped.alias("" if wrapped.name is None else wrapped.name).to_frame()
-    # A frame of pandas stores its types in the metadata.
-    arrow = nw.maybe_reset_index(wrapped).to_arrow()
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, arrow.schema) as writer:
-        writer.write_table(arrow)
-    return sink.getvalue().to_pybytes()

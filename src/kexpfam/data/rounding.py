@@ -6,8 +6,6 @@ import numpy as np
 
 from kexpfam.data.sample import AnyArray
 
-__all__ = ["Rounding"]
-
 # Most decimal places of a lattice: numbers with more of them are not rounded.
 MOST_PLACES = 8
 # Larger whole numbers are not exact in float64.

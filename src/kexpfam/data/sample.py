@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, Float, Int, Key
 
-from kexpfam.data.weights import drawn_rows, effective_rows
+from kexpfam.data.weights import effective_rows
 
 # NumPy arrays on the host, tracers inside a compiled program. A union of both would be built at every
 # annotation, a quarter of the library's own import time.
@@ -51,10 +51,14 @@ class Sample(eqx.Module):
         return self.condition.shape[1] > 0
 
     @property
+    def counts(self) -> Float[AnyArray, " n"]:
+        """Return the weight of each row, ones if all are the same."""
+        return np.ones(len(self)) if self.weight is None else self.weight
+
+    @property
     def shares(self) -> Float[AnyArray, " n"]:
         """Return the weight of each row as a share of all."""
-        counts = np.ones(len(self)) if self.weight is None else self.weight
-        return counts / counts.sum()
+        return self.counts / self.counts.sum()
 
     @property
     def effective_rows(self) -> float:
@@ -71,7 +75,9 @@ class Sample(eqx.Module):
         """Return positions of rows, drawn with replacement with probabilities proportional to the weights."""
         if self.weight is None:
             return jr.randint(key, (count,), 0, len(self))
-        return drawn_rows(self.weight, count, key=key)
+        cumulative = jnp.cumsum(jnp.asarray(self.weight))
+        levels = jr.uniform(key, (count,), cumulative.dtype) * cumulative[-1]
+        return jnp.minimum(jnp.searchsorted(cumulative, levels, side="right"), len(cumulative) - 1)
 
 
 class Conditions(NamedTuple):
@@ -94,7 +100,7 @@ class Conditions(NamedTuple):
 
 def distinct_conditions(sample: Sample) -> Conditions:
     """Return the distinct conditions; rows without a condition all have the same, empty one."""
-    counts = np.ones(len(sample)) if sample.weight is None else np.asarray(sample.weight)
+    counts = np.asarray(sample.counts)
     if not sample.conditional:
         return Conditions(np.zeros((1, 0)), np.zeros(len(sample), int), counts)
     values, membership = np.unique(np.asarray(sample.condition), axis=0, return_inverse=True)

@@ -26,7 +26,6 @@ from kexpfam.data.text import (
     OPENING,
     Reading,
     TableError,
-    Uncommented,
     cells_of,
     omitted,
     text_form,
@@ -56,11 +55,7 @@ Choice = Callable[[str, list[str] | None, int], list[int]]
 
 
 class MissingColumnError(TableError):
-    """A file lacks a requested column; ``names`` are the columns that it has."""
-
-    def __init__(self, message: str, names: list[str]) -> None:
-        super().__init__(message)
-        self.names = names
+    """A file lacks a requested column."""
 
 
 class DroppedRowsWarning(UserWarning):
@@ -172,8 +167,8 @@ def by_name(columns: list[str] | None) -> Choice:
         wanted = known if columns is None else columns
         missing = [name for name in wanted if name not in known]
         if missing:
-            message = f"{place}: no column {_quoted(missing)}; there are {', '.join(known)}."
-            raise MissingColumnError(message, known)
+            there = ", ".join(known)
+            raise MissingColumnError(f"{place}: no column {_quoted(missing)}; there are {there}.")
         ambiguous = [name for name in dict.fromkeys(wanted) if known.count(name) > 1]
         if ambiguous:
             raise TableError(f"{place}: several columns are called {_quoted(ambiguous)}; rename them.")
@@ -234,7 +229,9 @@ def _open(path: Path, choose: Choice, reading: Reading, rows: int) -> Iterator[_
         suffix = suffix or next((kind for magic, kind in MAGIC.items() if opening.startswith(magic)), ".csv")
         if suffix in TEXTS:
             if reading.comment:
-                opening, stream = _decompressed(io.BufferedReader(Uncommented(stream, reading.comment)))
+                mark = reading.comment.encode()
+                lines = (line for line in stream if not line.lstrip().startswith(mark))
+                opening, stream = _decompressed(io.BufferedReader(_Joined(lines)))
             reading = reading._replace(separator=reading.separator or TEXTS[suffix])
             form = text_form(place, opening, reading)
             positions = choose(place, form.names, form.width)
@@ -260,18 +257,18 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-class _Rejoined(io.RawIOBase):
-    """Bytes that were read from a stream, and then the rest of the stream."""
+class _Joined(io.RawIOBase):
+    """A stream of pieces of bytes, one after the other."""
 
-    def __init__(self, opening: bytes, rest: Any) -> None:
-        self._opening, self._rest = opening, rest
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = self._opening[: len(buffer)] or self._rest.read(len(buffer))
-        self._opening = self._opening[len(found) :]
+        self._rest = self._rest or next(self._pieces, b"")
+        found, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(found)] = found
         return len(found)
 
@@ -279,7 +276,8 @@ class _Rejoined(io.RawIOBase):
 def _decompressed(stream: Any) -> tuple[bytes, Any]:
     """Return the first bytes of a stream, and the stream from its start; a compressed one is decompressed."""
     opening = stream.read(OPENING)
-    rejoined = io.BufferedReader(_Rejoined(opening, stream))
+    pieces = iter(lambda: stream.read(io.DEFAULT_BUFFER_SIZE), b"")
+    rejoined = io.BufferedReader(_Joined(itertools.chain([opening], pieces)))
     for magic, unpack in COMPRESSED.items():
         if opening.startswith(magic):
             return _decompressed(unpack(rejoined))
@@ -290,11 +288,11 @@ def _open_binary(place: str, source: Path | bytes, suffix: str, choose: Choice, 
     """Open an NPY, Parquet or Feather file, or the bytes of one."""
     try:
         if suffix == ".npy":
-            return _open_array(place, load_array(source), choose, rows)
-        dataset = arrow_dataset(source, suffix)
-        known = dataset.schema.names
-    except (ValueError, OSError) as error:
-        raise error if isinstance(error, TableError) else TableError(f"{place}: {error}") from None
+            return _open_array(place, load_array(source, place), choose, rows)
+        dataset = arrow_dataset(source, suffix, place)
+    except OSError as error:
+        raise TableError(f"{place}: {error}") from None
+    known = dataset.schema.names
     names = [known[j] for j in choose(place, known, len(known))]
     return _Opened(place, names, iter(row_blocks(dataset, Rows(block=rows), columns=names) or ()))
 
@@ -376,12 +374,12 @@ def write_table(path: Path, names: list[str], blocks: Blocks) -> int:
             return len(values)
         if kind in DATASETS:
             return _write_arrow(file, kind, names, blocks)
-        with contextlib.ExitStack() as stack:
-            packed = path.suffix.lower() == ".gz"
+        target: Any = contextlib.nullcontext(file)
+        if path.suffix.lower() == ".gz":
             # Without a name and a time in its header, equal tables give equal files.
-            zipped = lambda: stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
-            target: Any = zipped() if packed else file
-            stream = io.TextIOWrapper(target, newline="", encoding="utf-8")
+            target = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+        with target as opened:
+            stream = io.TextIOWrapper(opened, newline="", encoding="utf-8")
             rows = write_csv(stream, names, blocks, "\t" if kind == ".tsv" else ",")
             stream.detach()
             return rows

@@ -133,27 +133,6 @@ def text_form(place: str, opening: bytes, reading: Reading) -> TextFile:
     return TextFile(place, names, len(first), separator, decimal, line if header else 0)
 
 
-class Uncommented(io.RawIOBase):
-    """The lines of a stream of bytes that do not start with a mark, blanks before it apart."""
-
-    def __init__(self, stream: Any, mark: str) -> None:
-        self._stream, self._mark, self._kept = stream, mark.encode(), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._kept:
-            line = self._stream.readline()
-            if not line:
-                return 0
-            if not line.lstrip().startswith(self._mark):
-                self._kept = line
-        found, self._kept = self._kept[: len(buffer)], self._kept[len(buffer) :]
-        buffer[: len(found)] = found
-        return len(found)
-
-
 def unreadable(place: str, error: BaseException) -> TableError:
     """Return the error of a file that cannot be read as text."""
     if isinstance(error, UnicodeError) or "invalid UTF8" in str(error):

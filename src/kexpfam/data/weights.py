@@ -4,13 +4,10 @@
 ignored. Whole weights are kept; other weights are relative and are scaled to mean 1.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-if TYPE_CHECKING:
-    import jax
 
 LARGEST_COUNT = 2.0**53
 
@@ -37,21 +34,22 @@ class Weighted(NamedTuple):
         return Weighted(seen[first], totals if is_whole(totals) else totals / totals.mean())
 
 
-def checked_weights(given: ArrayLike | None, rows: int, *, name: str = "sample_weight") -> np.ndarray | None:
+def checked_weights(given: ArrayLike | None, rows: int) -> np.ndarray | None:
     """Return the weights as numbers, one for each row; raise ValueError if they are invalid."""
     if given is None:
         return None
     try:
         weight = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be numbers, one for each row.") from None
+        raise ValueError("sample_weight must be numbers, one for each row.") from None
     if weight.shape != (rows,):
-        raise ValueError(f"{name} must have one number for each of {rows} rows, got shape {weight.shape}.")
+        wanted = f"one number for each of {rows} rows"
+        raise ValueError(f"sample_weight must have {wanted}, got shape {weight.shape}.")
     for wrong, text in ((~np.isfinite(weight), "be finite"), (weight < 0.0, "not be negative")):
         if np.any(wrong):
-            raise ValueError(f"{name} must {text}; row {np.argmax(wrong)} has {weight[wrong][0]:g}.")
+            raise ValueError(f"sample_weight must {text}; row {np.argmax(wrong)} has {weight[wrong][0]:g}.")
     if not np.any(weight > 0.0):
-        raise ValueError(f"{name} is zero in every row: at least one weight must be positive.")
+        raise ValueError("sample_weight is zero in every row: at least one weight must be positive.")
     # Sums and squares of larger numbers overflow, and numbers above this are no counts.
     return weight if weight.max() < LARGEST_COUNT else weight / weight.max()
 
@@ -133,13 +131,3 @@ def _firsts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return first[order], places[membership.ravel()]
-
-
-def drawn_rows(weight: "jax.Array | np.ndarray", count: int, *, key: "jax.Array") -> "jax.Array":
-    """Return positions drawn with replacement, with probabilities proportional to the weights."""
-    import jax.numpy as jnp
-    import jax.random as jr
-
-    cumulative = jnp.cumsum(jnp.asarray(weight))
-    levels = jr.uniform(key, (count,), cumulative.dtype) * cumulative[-1]
-    return jnp.minimum(jnp.searchsorted(cumulative, levels, side="right"), len(cumulative) - 1)

@@ -12,8 +12,6 @@ from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import Stack
 from kexpfam.model.networks import Identity
 
-__all__ = ["exact_draws"]
-
 # HMC steps where there is no grid.
 STEPS = 20
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
-from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp
+from kexpfam.model.measures import AbstractMeasure, logsumexp
 
 METHODS = ("auto", "quadrature", "importance", "smc")
 # From this shape of the tail of the weights on, the error of their mean is not known (Vehtari et al., 2024).
@@ -77,16 +77,11 @@ def by_quadrature(tilt: Tilt, data: np.ndarray, *, settings: Integration | None 
     error = QUADRATURE_SAFETY * abs(finer - coarse)
     near, far = (np.stack(tilt.base.bounds(k * settings.base_spread)) for k in (1.0, 2.0))
     if not np.array_equal(near, far):  # a box has no mass beyond its grid
-        error += _outermost_share(tilt, grids[0])
+        (exponents,) = next(tilt.exponents(grids[0], np.zeros((1, 0))))
+        masses = np.exp(exponents - logsumexp(exponents))
+        masses = masses.reshape([len(edges) - 1 for edges in grids[0].edges])
+        error += float(1.0 - min(masses[(slice(1, -1),) * masses.ndim].sum(), 1.0))
     return Estimate(finer, error, float(len(grids[0].points)))
-
-
-def _outermost_share(tilt: Tilt, nodes: Nodes) -> float:
-    """Return the share of the mass in the first and last cells of each coordinate."""
-    (exponents,) = next(tilt.exponents(nodes, np.zeros((1, 0))))
-    shape = tuple(len(edges) - 1 for edges in nodes.edges)
-    masses = np.exp(exponents - logsumexp(exponents)).reshape(shape)
-    return float(1.0 - min(masses[(slice(1, -1),) * len(shape)].sum(), 1.0))
 
 
 def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""], draws: int) -> Estimate:

@@ -33,13 +33,12 @@ from kexpfam.settings import SettingsRecord, at_least
 class AscentProblem(eqx.Module):
     """The fixed part: every array is constant while a solver runs."""
 
-    data: Float[Array, "n d"]
+    sample: Sample
     mean_feature: Float[Array, " r"]
     space: FeatureSpace
     base: AbstractMeasure
     proposal: AbstractMeasure
     rkhs_penalty: Float[Array, ""]
-    weight: Float[Array, " n"] | None = None
 
     @staticmethod
     def of(problem: Problem) -> "AscentProblem":
@@ -47,9 +46,8 @@ class AscentProblem(eqx.Module):
         sample, space = problem.sample, problem.space
         mean = jnp.asarray(weighted_mean(space.matrix(sample.target, sample.condition), sample.weight))
         penalty = jnp.asarray(problem.rkhs_penalty, mean.dtype)
-        weight = None if sample.weight is None else jnp.asarray(sample.weight)
-        fixed = (space, problem.base, problem.proposal, penalty, weight)
-        return AscentProblem(jnp.asarray(sample.target), mean, *fixed)
+        arrays = jax.tree.map(jnp.asarray, sample)
+        return AscentProblem(arrays, mean, space, problem.base, problem.proposal, penalty)
 
     def tilt(self, weights: Float[Array, " r"]) -> Tilt:
         """Return the unnormalised density of f with these weights."""
@@ -94,9 +92,8 @@ class ModelDraws(NamedTuple):
 class AbstractDrawing(SettingsRecord):
     """A source of draws of the model."""
 
-    @abc.abstractmethod
     def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> Any:
-        """Return the state before the first step."""
+        """Return the state before the first step, None if there is none."""
 
     @abc.abstractmethod
     def draw(self, problem: AscentProblem, tilt: Tilt, drawing: Any, *, key: Key[Array, ""]) -> ModelDraws:
@@ -255,7 +252,7 @@ class Chains(AbstractDrawing):
         return ModelDraws(ChainStates(positions, log_size), draws, weights, jnp.mean(acceptance))
 
     def _rows(self, problem: AscentProblem, key: Key[Array, ""]) -> Float[Array, "b d"]:
-        return problem.data[Sample.unconditional(problem.data, problem.weight).drawn(self.count, key=key)]
+        return problem.sample.target[problem.sample.drawn(self.count, key=key)]
 
 
 class ContrastiveDivergence(LikelihoodAscent):
@@ -278,9 +275,6 @@ class Annealing(AbstractDrawing):
 
     particles: int = at_least(1, 1024, static=True)
     stages: int = at_least(1, 40, static=True)
-
-    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> None:
-        return None
 
     def draw(self, problem: AscentProblem, tilt: Tilt, drawing: None, *, key: Key[Array, ""]) -> ModelDraws:
         base_key, temper_key = jr.split(key)

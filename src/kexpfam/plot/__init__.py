@@ -15,8 +15,7 @@ from kexpfam.plot.columns import plot_columns, plot_marginal, plot_pairs
 from kexpfam.plot.conditionals import plot_conditional, plot_given, plot_targets
 from kexpfam.plot.densities import plot_density
 from kexpfam.plot.numbers import kinds_of
-from kexpfam.plot.series import plot_ranking, plot_snapshots, plot_trace
-from kexpfam.plot.uses import plot_explanation, plot_monitor
+from kexpfam.plot.series import plot_explanation, plot_monitor, plot_ranking, plot_snapshots, plot_trace
 
 __all__ = [
     "plot_calibration",

@@ -28,14 +28,9 @@ def kinds_of(estimator: Any, features: int, targets: int) -> Kinds:
     return Kinds(inputs or (Real(),) * features, outputs or (Real(),) * targets)
 
 
-def numbers_of(estimator: Any, *tables: Any) -> tuple[np.ndarray, ...]:
+def numbers_of(estimator: Any, X: Any, y: Any = None) -> tuple[np.ndarray, ...]:
     """Return a table, or features and targets, as two-dimensional arrays of numbers."""
-    if not hasattr(estimator, "density_"):
-        return tuple(np.asarray(table) for table in tables)
-    if len(tables) == 1:
-        return (estimator._checked_points(tables[0]),)
-    rows, targets = estimator._checked_rows(*tables)
-    return rows, targets.reshape(len(rows), -1)
+    return estimator._scored_rows(X, y)[::-1] if hasattr(estimator, "density_") else (np.asarray(X),)
 
 
 def drawn(estimator: Any, count: int, random_state: Any, *X: np.ndarray) -> np.ndarray:
@@ -51,12 +46,7 @@ def training_rows(estimator: Any, most: int = 100_000) -> tuple[np.ndarray, ...]
     Integer weights with a sum of at most ``most`` are counts. Other weights give as many rows as there were,
     each in proportion to its weight.
     """
-    tables: tuple[np.ndarray, ...]
-    if estimator.conditional:
-        tables = (estimator._training, estimator._training_targets)
-    else:
-        tables = (estimator.density_.scaling.to_data(estimator._training),)
-    weight = getattr(estimator, "_weight", None)
+    tables, weight = tuple(estimator._training_columns()), estimator._weight
     if weight is None:
         return tables
     if np.all(weight == np.round(weight)) and weight.sum() <= most:

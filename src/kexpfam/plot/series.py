@@ -1,4 +1,4 @@
-"""Numbers with error bars, and the steps of a solver: its trace, and draws of its sampler during the fit."""
+"""Bars and curves: rankings, surprises of a row, drift, and the steps of a solver."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,19 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from kexpfam.estimators.base import Estimator
-from kexpfam.plot.canvas import MODEL_COLOUR, aspect, axis_limits, panels, scatter_both, shortened
+from kexpfam.plot.canvas import (
+    DATA_COLOUR,
+    MODEL_COLOUR,
+    aspect,
+    axis_limits,
+    legend_above,
+    panels,
+    scatter_both,
+    shortened,
+)
+
+# Most columns of an explanation, and most curves of a monitor with a name.
+MOST_CELLS, MOST_CURVES = 12, 3
 
 
 def plot_ranking(
@@ -69,4 +81,39 @@ def plot_snapshots(estimator: Any, *, most: int = 6) -> Figure:
         axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect=aspect(high - low))
         axis.axis("off")
         axis.set_title("initialisation" if step == 0 else f"after {step:,} steps")
+    return figure
+
+
+def plot_explanation(explanation: Any, row: int = 0, *, ax: Axes | None = None) -> Figure:
+    """Return a figure of the surprise of the columns of one row, the most surprising on top."""
+    surprise = np.nan_to_num(explanation.surprise[row], posinf=np.nan)
+    surprise = np.where(np.isnan(surprise), 1.2 * max(np.nanmax(np.append(surprise, 1.0)), 1.0), surprise)
+    order = np.argsort(-surprise)[:MOST_CELLS]
+    figure, (axis,) = panels(1, ax, width=7.0, height=0.9 + 0.32 * len(order))
+    places = np.arange(len(order))[::-1]
+    axis.barh(places, surprise[order], color=MODEL_COLOUR, height=0.6)
+    axis.axvline(0.0, color="black", linewidth=0.8)
+    names = [f"{explanation.names[j]} = {explanation.cell(row, int(j))}" for j in order]
+    axis.set_yticks(places, [shortened(name, 60) for name in names])
+    for tick in axis.get_yticklabels():
+        tick.set_parse_math(False)
+    axis.set_xlabel("surprise (nats)")
+    axis.set_title(f"row {row}: p = {explanation.p_values[row]:.2g}", loc="left")
+    return figure
+
+
+def plot_monitor(monitor: Any, *, ax: Axes | None = None) -> Figure:
+    """Return a figure of the evidence against exchangeability after each row, with the alarm's limit."""
+    figure, (axis,) = panels(1, ax, width=7.0, height=3.2)
+    logs = monitor.log_evidence / np.log(10.0)
+    steps = np.arange(1, len(logs) + 1)
+    top = np.argsort(-logs.max(axis=0, initial=-np.inf))[:MOST_CURVES]
+    for place in range(logs.shape[1]):
+        look: Any = {"color": "0.75", "linewidth": 0.8} if place not in top else {"linewidth": 1.4}
+        axis.plot(steps, logs[:, place], label=monitor.names[place] if place in top else None, **look)
+    axis.plot(steps, monitor.log_total / np.log(10.0), color="black", linewidth=1.8, label="mean of all")
+    axis.axhline(-np.log10(monitor.level), color=DATA_COLOUR, linestyle="--", label="alarm")
+    axis.set_xlabel("row")
+    axis.set_ylabel("evidence of drift (log10)")
+    legend_above(axis)
     return figure

@@ -12,7 +12,7 @@ from kexpfam.judge.diagnosis import plain
 from kexpfam.plot import plot_ranking
 from kexpfam.plot.calibration import plot_reliability
 from kexpfam.plot.canvas import bare_arrays
-from kexpfam.report.page import Figures, Page, Paragraph, Section, Table, drawn, fragment
+from kexpfam.report.page import Page, Section, drawn, figures, paragraph, table
 from kexpfam.report.subject import Evaluation
 
 
@@ -97,16 +97,16 @@ class Comparison:
         for k, (one, levels) in enumerate(zip(self.entries, self.levels, strict=True)):
             words = f"{one.name}: share of rows inside its regions."
             reliability.append(drawn(plot_reliability(levels), f"reliability{k}", words))
-        scores = Figures([drawn(ranking, "behind", caption)], large=True)
+        scores = figures([drawn(ranking, "behind", caption)], large=True)
         sections = [
-            Section("Held-out rows", Table(self.cells(), HEADER), scores),
-            Section("Calibration", Figures(reliability, large=True)),
+            Section("Held-out rows", table(self.cells(), HEADER), scores),
+            Section("Calibration", figures(reliability, large=True)),
         ]
         title = " against ".join(one.name for one in self.entries)
-        return Page(title, [Paragraph(self.verdict)], sections)
+        return Page(title, [paragraph(self.verdict)], sections)
 
     def _repr_html_(self) -> str:
-        return fragment(Table(self.cells(), HEADER), Paragraph(self.verdict))
+        return table(self.cells(), HEADER) + paragraph(self.verdict)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page: blocks of content, which templates turn into HTML."""
+"""A report as one self-contained HTML page of blocks, each made by a macro of the templates."""
 
 import functools
 import html
@@ -26,89 +26,27 @@ POINTS_TO_PIXELS = 4.0 / 3.0
 INK, PAPER = "#000000", "#ffffff"
 
 
-class Block:
-    """A part of a page; the template of its kind turns it into HTML."""
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the class in lower case."""
-        return type(self).__name__.lower()
+def block(macro: str, *content: Any, **options: Any) -> str:
+    """Return a block of a page as HTML, by a macro of ``blocks.html``; empty if it has no content."""
+    return getattr(_templates().get_template("blocks.html").module, macro)(*content, **options).strip()
 
 
-@dataclass(frozen=True)
-class Paragraph(Block):
-    """A paragraph of text; ``soft`` text is small and grey."""
-
-    text: str
-    soft: bool = False
+paragraph, figures = functools.partial(block, "paragraph"), functools.partial(block, "figures")
 
 
-@dataclass(frozen=True)
-class Verdict(Block):
-    """A level in colour, a sentence, and a list of advice."""
-
-    level: str
-    words: str
-    advice: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Table(Block):
-    """A table of plain values: columns of numbers are aligned right. A table without rows is omitted.
+def table(rows: Sequence[Sequence[object]], header: Sequence[str] = (), summary: str = "") -> str:
+    """Return a table of plain values: columns of numbers are aligned right. Without rows it is empty.
 
     With a ``summary`` the table is hidden until the summary is clicked.
     """
-
-    rows: Sequence[Sequence[object]]
-    header: Sequence[str] = ()
-    summary: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.rows)
-
-    @property
-    def numeric(self) -> list[bool]:
-        """Return whether each column has numbers only."""
-        return [all(_is_number(row[k]) for row in self.rows) for k in range(len(self.rows[0]))]
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """Return the values as text."""
-        return [[_shown(value) for value in row] for row in self.rows]
-
-
-@dataclass(frozen=True)
-class Calls(Block):
-    """Example calls of a model in Python and on the command line."""
-
-    targets: Sequence[str]
-    conditional: bool
-
-
-@dataclass(frozen=True)
-class Drawing(Block):
-    """A figure as SVG, with its caption; one with ``many`` panels scrolls on a narrow screen."""
-
-    svg: str
-    caption: str
-    many: bool = False
-
-
-@dataclass(frozen=True)
-class Figures(Block):
-    """Figures side by side, as many as the width allows."""
-
-    drawings: Sequence[Drawing]
-    large: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.drawings)
+    numeric = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    return block("table", [list(map(_shown, row)) for row in rows], header, numeric, summary)
 
 
 class Section:
     """A heading and its blocks; a section without blocks is omitted."""
 
-    def __init__(self, title: str, *blocks: Block) -> None:
+    def __init__(self, title: str, *blocks: str) -> None:
         self.title = title
         self.blocks = [block for block in blocks if block]
 
@@ -118,7 +56,7 @@ class Page:
     """A report as one HTML file: ``save`` writes it, and a notebook shows it."""
 
     title: str
-    lead: Sequence[Block]
+    lead: Sequence[str]
     sections: Sequence[Section]
 
     @functools.cached_property
@@ -140,14 +78,8 @@ class Page:
         return f"{self.title}: a page of {len(self.html) // 1024} kB; save(path) writes it"
 
 
-def fragment(*blocks: Block) -> str:
-    """Return blocks as HTML without a page."""
-    module: Any = _templates().get_template("blocks.html").module
-    return str(module.all([block for block in blocks if block]))
-
-
-def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> Drawing:
-    """Return a figure as SVG with a caption, also for screen readers.
+def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> str:
+    """Return a figure as SVG with a caption, also for screen readers; one with ``many`` panels may scroll.
 
     Text stays text; black is the page's text colour and white its background. All ids start with ``name``,
     which is unique within the page.
@@ -167,7 +99,7 @@ def drawn(figure: Figure, name: str, caption: str, *, many: bool = False) -> Dra
         text = re.sub(rf'(<svg [^>]*?){size}="[^"]*"', r"\1", text, count=1)
     attributes = f'role="img" aria-label="{html.escape(caption)}" style="--natural: {width:.0f}px"'
     text = text.replace("<svg ", f"<svg {attributes} ", 1)
-    return Drawing(re.sub(r"\n\s*", "\n", text).strip(), caption, many)
+    return block("drawing", re.sub(r"\n\s*", "\n", text).strip(), caption, many)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from kexpfam.model.distributions import AbstractDensity
 from kexpfam.plot.canvas import panels
 from kexpfam.plot.conditionals import cell
 from kexpfam.plot.numbers import training_rows
-from kexpfam.report.page import Block, Calls, Drawing, Figures, Paragraph, Section, Table, Verdict, drawn
+from kexpfam.report.page import Section, block, drawn, figures, paragraph, table
 from kexpfam.report.subject import Subject
 
 # Most columns with a marginal plot, and most features with a plot of intervals.
@@ -48,7 +48,7 @@ def title_of(subject: Subject) -> str:
     return f"p({listed(subject.targets)}{given})"
 
 
-def lead(subject: Subject) -> list[Block]:
+def lead(subject: Subject) -> list[str]:
     """Return the model, its rows, and the verdict with advice."""
     model, diagnosis = subject.model, subject.diagnosis
     rows = f"{getattr(model, 'n_rows_', len(model.training_weight_)):,} rows"
@@ -64,9 +64,9 @@ def lead(subject: Subject) -> list[Block]:
     advice = [*diagnosis.advice, *([UNLIKE] if covered != "good" else []), *_warnings(subject)]
     words = " ".join([WORDS[verdict], *found, *_most_important(subject)])
     return [
-        Paragraph(f"{type(model).__name__}, fitted to {rows}{columns}", soft=True),
-        Verdict(verdict, words, advice),
-        Paragraph(HALVES.format(diagnosis.solved, fits), soft=True),
+        paragraph(f"{type(model).__name__}, fitted to {rows}{columns}", soft=True),
+        block("verdict", verdict, words, advice),
+        paragraph(HALVES.format(diagnosis.solved, fits), soft=True),
     ]
 
 
@@ -76,9 +76,9 @@ def shape(subject: Subject) -> Section:
         if not subject.conditional:
             return Section("Density")
         if not subject.ordered:
-            return Section("The density under three conditions", Figures(_given(subject)))
-        bands = Figures(_bands(subject), large=True)
-        return Section("The density along the features", bands, Figures(_given(subject)))
+            return Section("The density under three conditions", figures(_given(subject)))
+        bands = figures(_bands(subject), large=True)
+        return Section("The density along the features", bands, figures(_given(subject)))
     caption = f"{subject.rows.capitalize()} and draws of the model"
     if len(subject.targets) == 2 and subject.kinds.plain and not subject.conditional:
         figure = plot.plot_density(subject.model, *subject.given, random_state=subject.seed)
@@ -106,13 +106,13 @@ def columns(subject: Subject) -> Section:
         rows.append([name, role, known, *ends, len(np.unique(seen)), missing])
     header = ["column", "role", "kind", "smallest", "median", "largest", "distinct", "missing"]
     kept = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
-    shown = Table([[row[k] for k in kept] for row in rows], [header[k] for k in kept])
+    shown = table([[row[k] for k in kept] for row in rows], [header[k] for k in kept])
     places = [*range(wide, len(names)), *range(wide)][:MOST_MARGINALS]
     marginals = [_marginal(subject, values[:, k], k, names[k], kinds[k]) for k in places]
-    return Section("Columns", shown, Figures(marginals))
+    return Section("Columns", shown, figures(marginals))
 
 
-def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind: AbstractKind) -> Drawing:
+def _marginal(subject: Subject, values: np.ndarray, place: int, name: str, kind: AbstractKind) -> str:
     target = place - len(subject.features)
     draws, model = None, ""
     if target >= 0:
@@ -142,9 +142,9 @@ def calibration(subject: Subject) -> Section:
         shares.append([f"{level:.0%}", observed, f"{low / rows:.1%} to {high / rows:.1%}"])
     return Section(
         "Calibration and coverage",
-        Paragraph(f"{rows:,} {subject.rows}, {regions}.{note}"),
-        Figures([pit, reliability], large=True),
-        Table(shares, ["nominal", "observed", "chance (95 %)"]),
+        paragraph(f"{rows:,} {subject.rows}, {regions}.{note}"),
+        figures([pit, reliability], large=True),
+        table(shares, ["nominal", "observed", "chance (95 %)"]),
     )
 
 
@@ -157,14 +157,14 @@ def importance(subject: Subject) -> Section:
     what = "dependence of a column on the others."
     if subject.conditional:
         what = "information of a feature about the target."
-    figures = []
+    drawings = []
     if losses := subject.losses:
         values, errors, _ = zip(*losses.values(), strict=True)
         figure = plot.plot_ranking(list(losses), values, errors, label="nats")
-        figures = [drawn(figure, "losses", f"Mean log density lost when the column is permuted: {what}")]
-    scales = Table(_scales(subject), ["column", "length scale (standardised units)"])
-    competed = Table(rows if len(rows) > 1 else [], header)
-    return Section("What matters", Figures(figures, large=True), scales, competed)
+        drawings = [drawn(figure, "losses", f"Mean log density lost when the column is permuted: {what}")]
+    scales = table(_scales(subject), ["column", "length scale (standardised units)"])
+    competed = table(rows if len(rows) > 1 else [], header)
+    return Section("What matters", figures(drawings, large=True), scales, competed)
 
 
 def fitted(subject: Subject) -> Section:
@@ -184,7 +184,7 @@ def fitted(subject: Subject) -> Section:
         *((one.label, one.shown) for one in measured),
         ("settings that were asked for", listed),
     ]
-    return Section("What was measured", Table(rows))
+    return Section("What was measured", table(rows))
 
 
 def search(subject: Subject) -> Section:
@@ -206,12 +206,12 @@ def unusual(subject: Subject) -> Section:
     lowest = np.argsort(p_values)[:MOST_UNUSUAL]
     found = model.explain(rows[lowest], random_state=subject.seed)
     first = found.surprise.argmax(axis=1)
-    table = [
+    rows_shown = [
         [int(row), f"{p_values[row]:.2g}", found.names[j], found.cell(k, int(j))]
         for k, (row, j) in enumerate(zip(lowest, first, strict=True))
     ]
     note = f"{np.mean(p_values <= 0.05):.1%} of the rows have p-values of at most 5 %."
-    return Section(title, Paragraph(note), Table(table, ["row", "p-value", "column", "value"]))
+    return Section(title, paragraph(note), table(rows_shown, ["row", "p-value", "column", "value"]))
 
 
 def copying(subject: Subject) -> Section:
@@ -220,13 +220,17 @@ def copying(subject: Subject) -> Section:
         return Section("Draws and training rows")
     found = subject.model.copying(subject.model._codec.decode(subject.Y), random_state=subject.seed)
     note = "Measured on the held-out rows. This is no proof of privacy."
-    return Section("Draws and training rows", Table(found.lines()), Paragraph(note, soft=True))
+    return Section("Draws and training rows", table(found.lines()), paragraph(note, soft=True))
 
 
 def calls(subject: Subject) -> Section:
     """Return example calls in Python and on the command line."""
     names = f"Columns: {', '.join([*subject.features, *subject.targets])}."
-    return Section("How to call it", Paragraph(names, soft=True), Calls(subject.targets, subject.conditional))
+    return Section(
+        "How to call it",
+        paragraph(names, soft=True),
+        block("calls", subject.targets, subject.conditional),
+    )
 
 
 # Plots first, then the numbers behind them.
@@ -265,7 +269,7 @@ def _most_important(subject: Subject) -> list[str]:
     return [f"Column {name} {what}: {loss.value:.2f} nats."]
 
 
-def _bands(subject: Subject) -> list[Drawing]:
+def _bands(subject: Subject) -> list[str]:
     """Return plots of intervals along the most important features."""
     others = ", the other features at their medians" if len(subject.features) > 1 else ""
     drawings = []
@@ -278,7 +282,7 @@ def _bands(subject: Subject) -> list[Drawing]:
     return drawings
 
 
-def _given(subject: Subject) -> list[Drawing]:
+def _given(subject: Subject) -> list[str]:
     """Return the densities under the conditions of a low, a median and a high prediction."""
     X, _ = subject.some()
     order = np.argsort(np.asarray(subject.model.density_.mean(X)).ravel())
@@ -331,7 +335,7 @@ def _warnings(subject: Subject) -> list[str]:
     return [str(one.message) for one in caught if not repeated(one)]
 
 
-def trial_blocks(selection: Any, *, most_shown: int = 8, most_listed: int = 200) -> list[Block]:
+def trial_blocks(selection: Any, *, most_shown: int = 8, most_listed: int = 200) -> list[str]:
     """Return the settings that all trials share, the best trials and the others; empty without a search."""
     trials = _trials(selection)
     if not trials:
@@ -354,8 +358,8 @@ def trial_blocks(selection: Any, *, most_shown: int = 8, most_listed: int = 200)
     if same:
         words += f" All have {', '.join(f'{_words(name)} {shown[0][name]}' for name in same)}."
     header = [_words(name) for name in (*varied, *outcomes)]
-    rest = Table(rows[most_shown:most_listed], header, summary=f"{len(rows) - most_shown} more")
-    return [Paragraph(words), Table(rows[:most_shown], header), rest]
+    rest = table(rows[most_shown:most_listed], header, summary=f"{len(rows) - most_shown} more")
+    return [paragraph(words), table(rows[:most_shown], header), rest]
 
 
 def _trials(selection: Any) -> list[dict[str, Any]]:

@@ -35,16 +35,14 @@ class Evaluation:
     @classmethod
     def of(cls, model: Any, X: ArrayLike | None, y: ArrayLike | None, seed: int, **sizes: int) -> Self:
         """Return the model with held-out rows, or with the training rows if X is None."""
-        unseen = X is not None
-        if not model.conditional:
-            if y is not None:
-                raise ValueError("y is for conditional models: this one is a density of all columns of X.")
-            (rows,) = numbers_of(model, X) if unseen else training_rows(model)
-            return cls(model, np.zeros((len(rows), 0)), rows, seed, (X,) if unseen else (), **sizes)
-        if unseen != (y is not None):
+        if y is not None and not model.conditional:
+            raise ValueError("y is for conditional models: this one is a density of all columns of X.")
+        if model.conditional and (X is None) != (y is None):
             raise ValueError("give both X and y of held-out rows, or neither to see the training rows.")
-        rows, targets = numbers_of(model, X, y) if unseen else training_rows(model)
-        return cls(model, rows, targets, seed, (X, y) if unseen else (), **sizes)
+        given = () if X is None else (X, y) if model.conditional else (X,)
+        *condition, targets = numbers_of(model, *given) if given else training_rows(model)
+        rows = condition[0] if condition else np.zeros((len(targets), 0))
+        return cls(model, rows, targets, seed, given, **sizes)
 
     @property
     def unseen(self) -> bool:
