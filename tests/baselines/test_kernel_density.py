@@ -153,7 +153,7 @@ def test_a_stored_model_is_the_same_to_the_last_bit(model, moons, tmp_path):
 
 def test_the_diagnosis_reads_as_a_verdict(model):
     text = str(model.diagnose())
-    assert text.startswith("verdict:                    GOOD")
+    assert text.startswith("verdict:       GOOD\nsolved:        good")
     assert "bandwidth" in text
 
 

@@ -9,16 +9,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
-from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import Seed, key_from, remembered, whole
+from kexpfam.estimators.base import Seed, key_from, whole
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.jax_settings import single_precision
-from kexpfam.judge.diagnosis import Diagnosis, Measurement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.paper.duals import spline_flow
@@ -153,10 +151,7 @@ class SplineFlow(DensityEstimator):
         finished = len(losses["val"]) < self.max_epochs
         return arrays, FlowLosses(np.asarray(losses["train"]), np.asarray(losses["val"]), finished)
 
-    @remembered
-    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
-        """Return how the training ended; with held-out rows X, they are compared with draws."""
-        check_is_fitted(self, "density_")
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
         train, validation, finished = self.training_
         best = int(np.argmin(validation))
         loss, epoch = float(validation[best]), f"{best + 1} of {len(validation)}"
@@ -166,7 +161,7 @@ class SplineFlow(DensityEstimator):
         kept = Measurement("kept_epoch", best + 1, label="kept epoch", text=epoch)
         held_out = Measurement("validation_loss", loss, label="validation loss", text=text)
         ended = Measurement("finished", finished, None, level, meaning)
-        return Diagnosis([kept, held_out, ended, *self._calibration(X, key=key_from(random_state))])
+        return Diagnosis([kept, held_out, ended, *calibration])
 
 
 def _weighted_loss(

@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.data.columns import check_columns
+from kexpfam.data.sample import RandomKey
 from kexpfam.data.scaling import Scaling
-from kexpfam.estimators.base import Seed, key_from, remembered
+from kexpfam.estimators.base import Seed, key_from
 from kexpfam.estimators.codec import FEWEST_ROWS
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.diagnosis import Diagnosis, Measurement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.progress import Listener
 
@@ -57,15 +56,11 @@ class GaussianMixtureDensity(DensityEstimator):
         self.density_ = LawDensity(best_mixture(points, seed=seed, weight=self._weight), scaling)
         return self
 
-    @remembered
-    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
-        """Return the number of components; with held-out rows X, they are compared with draws."""
-        check_is_fitted(self, "density_")
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
         shares = np.exp(self.density_.law.log_weights)
         few = bool(shares.min() * self._effective_rows < FEWEST_ROWS)
         meaning = f"A component has fewer than {FEWEST_ROWS} rows: its height is unreliable."
         text, level = f"{len(shares)}, smallest share {shares.min():.2%}", "fair" if few else "good"
         components = Measurement("components", len(shares), label="components", text=text)
         smallest = Measurement("smallest_share", float(shares.min()), None, level, meaning)
-        calibration = self._calibration(X, key=key_from(random_state))
         return Diagnosis([components, smallest, *calibration])

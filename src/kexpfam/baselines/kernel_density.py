@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.baselines.grid_search import GridSearch, deal, grid_of
 from kexpfam.baselines.mixture_density import (
@@ -25,14 +24,14 @@ from kexpfam.baselines.mixture_density import (
     standardised,
 )
 from kexpfam.data.columns import check_columns, check_targets
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.data.scaling import Scaling, constant_columns
 from kexpfam.data.weights import distinct_rows, weighted_mean
-from kexpfam.estimators.base import Seed, check_scale, key_from, remembered, whole
+from kexpfam.estimators.base import Seed, check_scale, key_from, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.integrate.nodes import seed_from
-from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener
 
@@ -105,11 +104,7 @@ class KernelDensity(DensityEstimator):
         self.density_ = MixtureDensity.unconditional(points, self._weight, (chosen, 0.0, 1.0), scaling)
         return self
 
-    @remembered
-    def diagnose(self, X: ArrayLike | None = None, random_state: Seed = 0) -> Diagnosis:
-        """Return how the bandwidth was chosen; with held-out rows X, they are compared with draws."""
-        check_is_fitted(self, "density_")
-        calibration = self._calibration(X, key=key_from(random_state))
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
         return Diagnosis([*self.selection_.measurements(), *calibration])
 
 
@@ -166,13 +161,7 @@ class MixtureEstimator(ConditionalEstimator):
         wide = -0.5 * np.sum(y**2, axis=1) / width**2 - log_volume(width, y.shape[1])
         return np.logaddexp(np.log1p(-share) + log_density, safe_log(share) + wide[:, None])
 
-    @remembered
-    def diagnose(
-        self, X: ArrayLike | None = None, y: ArrayLike | None = None, random_state: Seed = 0
-    ) -> Diagnosis:
-        """Return how the settings were chosen; with held-out X and y, the calibration too."""
-        check_is_fitted(self, "density_")
-        calibration = self._calibration(X, y, key=key_from(random_state))
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
         return Diagnosis([*self.selection_.measurements(), *calibration])
 
 

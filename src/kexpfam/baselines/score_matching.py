@@ -24,7 +24,7 @@ from kexpfam.baselines.score_search import (
     walk_selection,
 )
 from kexpfam.data.columns import check_columns, check_targets
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import weighted_mean
@@ -34,7 +34,6 @@ from kexpfam.estimators.base import (
     key_from,
     keys_from,
     one_of,
-    remembered,
     warn_of_uncertain_normaliser,
     whole,
 )
@@ -205,14 +204,8 @@ class ScoreMatchingExpFamily(DensityEstimator):
         names = self._names or numbered(draws.shape[1])
         return self._codec.rows(self.density_.scaling.to_data(draws), self._output, names)
 
-    @remembered
-    def diagnose(
-        self, X: ArrayLike | None = None, random_state: Seed = 0, *, settings: Judgement | None = None
-    ) -> Diagnosis:
-        """Return the diagnosis of the fit; with held-out rows X, they are compared with draws."""
-        check_is_fitted(self, "density_")
-        density, chosen, settings = self.density_, self.selection_.chosen, Judgement.of(settings)
-        weight, key = self._weight, key_from(random_state)
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
+        density, chosen, weight = self.density_, self.selection_.chosen, self._weight
         fit = sampler_fit(density, self._training, settings.draws, settings=settings, weight=weight, key=key)
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
@@ -228,7 +221,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
             Measurement("loss", loss, label="score-matching loss", text=text),
             measure_log_partition(density.log_partition),
             Measurement("effective_share", *starts),
-            *self._calibration(X, settings=settings, key=key),
+            *calibration,
         ]
         return Diagnosis(measured)
 
@@ -365,27 +358,14 @@ class ConditionalScoreMatching(ConditionalEstimator):
         warn_of_uncertain_normaliser(self.density_, X)
         return self
 
-    @remembered
-    def diagnose(
-        self,
-        X: ArrayLike | None = None,
-        y: ArrayLike | None = None,
-        random_state: Seed = 0,
-        *,
-        settings: Judgement | None = None,
-    ) -> Diagnosis:
-        """Return the diagnosis of the fit; with held-out X and y, with its calibration.
-
-        f solves its own problem in closed form; a certificate exists for the likelihood only.
-        """
-        check_is_fitted(self, "density_")
-        key, settings = key_from(random_state), Judgement.of(settings)
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
+        # f solves its own problem in closed form; a certificate exists for the likelihood only.
         found = Evidence(
             density=self.density_,
             training=self._training,
             weight=self._weight,
             status={"kernel": self.solution_.status},
-            calibration=self._calibration(X, y, settings=settings, key=key),
+            calibration=calibration,
             settings=settings,
             key=key,
         )

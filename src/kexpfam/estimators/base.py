@@ -24,6 +24,7 @@ from kexpfam import processes, storage
 from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import merge_equal_rows
+from kexpfam.data.sample import RandomKey
 from kexpfam.data.weights import Weighted, checked_weights, effective_rows, is_whole
 from kexpfam.estimators.codec import FEWEST_ROWS, OUTPUTS, TableCodec, chosen_output, read_features
 from kexpfam.estimators.messages import Seed, check_scale, check_share, one_of, shown, whole
@@ -32,7 +33,7 @@ from kexpfam.files import written
 from kexpfam.integrate.exact import exact_draws
 from kexpfam.interrupts import interruptible
 from kexpfam.jax_settings import check_fork, double_precision
-from kexpfam.judge.diagnosis import Diagnosis
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.drift import Martingales
 from kexpfam.judge.novelty import SIDES, Reference, discoveries
 from kexpfam.model.density import LARGE_ERROR, TiltedDensity
@@ -279,6 +280,10 @@ class Estimator(BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _scored_rows(self, X: Any, y: Any) -> tuple[np.ndarray, ...]:
         """Return the targets of rows and, if there is one, their condition, as numbers."""
+
+    @abc.abstractmethod
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
+        """Return the measurements of the fit, and those on held-out rows if there are any."""
 
     def novelty(self, X: ArrayLike, y: ArrayLike | None = None, *, side: str = "low") -> np.ndarray:
         """Return a p-value of each row: small where its log density is lower than that of held-out rows.

@@ -16,13 +16,13 @@ from kexpfam.data.frames import as_table, framed, layout_of
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
-from kexpfam.estimators.base import Estimator, Seed, key_from, whole
+from kexpfam.estimators.base import Estimator, Seed, key_from, remembered, whole
 from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.estimators.messages import central_levels, check_share, checked_levels
 from kexpfam.estimators.uses import Explanation
 from kexpfam.judge.conformal import Conformal, conformalise
-from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.explanation import SCORED_DRAWS, explain_target
 from kexpfam.judge.pit import coverage_text, density_ranks, pit_measurements
 from kexpfam.stacklevel import caller_level
@@ -336,12 +336,26 @@ class ConditionalEstimator(Estimator):
             raise AttributeError("call calibrate(X, y) first, with rows that the model has not seen.")
         return self._conformal
 
+    @remembered
+    def diagnose(
+        self,
+        X: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        random_state: Seed = 0,
+        *,
+        settings: Judgement | None = None,
+    ) -> Diagnosis:
+        """Return measurements of the quality of the fit; with held-out X and y, of its calibration too."""
+        check_is_fitted(self, "density_")
+        key, settings = key_from(random_state), Judgement.of(settings)
+        return self._diagnosed(self._calibration(X, y, settings=settings, key=key), settings, key)
+
     def _calibration(
         self,
         X: ArrayLike | None,
         y: ArrayLike | None,
         *,
-        settings: Judgement | None = None,
+        settings: Judgement,
         key: Key[Array, ""],
     ) -> list[Measurement]:
         """Return measurements on held-out rows, if there are any, and those of ``calibrate``."""

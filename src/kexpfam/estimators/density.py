@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted
@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
-from kexpfam.estimators.base import Estimator, Seed
+from kexpfam.estimators.base import Estimator, Seed, key_from, remembered
 from kexpfam.estimators.codec import FEWEST_ROWS
-from kexpfam.judge.diagnosis import Judgement, Measurement
+from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.pit import pit_measurements
 
 __all__ = ["DensityEstimator"]
@@ -92,15 +92,22 @@ class DensityEstimator(DensityMixin, Estimator):
             self._calibrate_scores(points)
         return self
 
-    def _calibration(
-        self, X: ArrayLike | None, *, settings: Judgement | None = None, key: Key[Array, ""]
-    ) -> list[Measurement]:
-        """Return measurements on held-out rows, if there are any."""
-        if X is None:
-            return []
-        points = self._agreeing_points(X)
-        own = self._log_density(self.density_, points)
-        return pit_measurements(self.density_, None, points, settings=settings, scores=own, key=key)
+    @remembered
+    def diagnose(
+        self, X: ArrayLike | None = None, random_state: Seed = 0, *, settings: Judgement | None = None
+    ) -> Diagnosis:
+        """Return measurements of the quality of the fit; with held-out rows X, they are compared with draws.
+
+        The measurements print as a short report with a verdict."""
+        check_is_fitted(self, "density_")
+        key, settings, calibration = key_from(random_state), Judgement.of(settings), []
+        if X is not None:
+            points = self._agreeing_points(X)
+            own = self._log_density(self.density_, points)
+            calibration = pit_measurements(
+                self.density_, None, points, settings=settings, scores=own, key=key
+            )
+        return self._diagnosed(calibration, settings, key)
 
     def _training_columns(self) -> list[np.ndarray]:
         return [self.density_.scaling.to_data(self._training)]

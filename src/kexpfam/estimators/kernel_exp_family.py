@@ -17,7 +17,7 @@ from kexpfam.data.encoding import TableSchema
 from kexpfam.data.frames import layout_of
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.scaling import InputScaling
-from kexpfam.estimators.base import Seed, key_from, one_of, remembered, warn_of_uncertain_normaliser, whole
+from kexpfam.estimators.base import Seed, key_from, one_of, warn_of_uncertain_normaliser, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
 from kexpfam.estimators.derived import GIVEN_DRAWS, ROW_DRAWS, CompletedRows, PartialDensity, position_of
@@ -29,7 +29,6 @@ from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import Kernel
 from kexpfam.judge.copying import Copying, measure_copying
 from kexpfam.judge.dependence import Independence, independence_test, mutual_information
-from kexpfam.judge.diagnosis import Diagnosis, Judgement
 from kexpfam.judge.explanation import explain_cells
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.progress import Listener, TimeBudget
@@ -237,21 +236,6 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         if blocks is None:
             return super().score(X, y, sample_weight)
         return self._mean_score(blocks, weighted=sample_weight is not None)
-
-    @remembered
-    def diagnose(
-        self,
-        X: ArrayLike | None = None,
-        random_state: Seed = 0,
-        *,
-        settings: Judgement | None = None,
-    ) -> Diagnosis:
-        """Return measurements of the quality of the fit; with held-out rows X, they are compared with draws.
-
-        The measurements print as a short report with a verdict."""
-        check_is_fitted(self, "density_")
-        key, settings = key_from(random_state), Judgement.of(settings)
-        return self._diagnosed(self._calibration(X, settings=settings, key=key), settings, key)
 
     def potential(self, X: ArrayLike) -> np.ndarray:
         """Return f at each row: ``log p - log p0 + log Z`` in standardised units."""
@@ -587,20 +571,6 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         if blocks is None:
             return super().score(X, y, sample_weight)
         return self._mean_score(blocks, weighted=sample_weight is not None)
-
-    @remembered
-    def diagnose(
-        self,
-        X: ArrayLike | None = None,
-        y: ArrayLike | None = None,
-        random_state: Seed = 0,
-        *,
-        settings: Judgement | None = None,
-    ) -> Diagnosis:
-        """Return measurements of the quality of the fit; with held-out X and y, of its calibration too."""
-        check_is_fitted(self, "density_")
-        key, settings = key_from(random_state), Judgement.of(settings)
-        return self._diagnosed(self._calibration(X, y, settings=settings, key=key), settings, key)
 
     @property
     def condition_lengthscale_(self) -> np.ndarray | None:

@@ -18,7 +18,7 @@ from kexpfam import processes, storage
 from kexpfam.data.blocks import RowBlocks, Rows, row_blocks
 from kexpfam.data.columns import check_columns, check_kinds, check_targets
 from kexpfam.data.kinds import AbstractKind, Bounded
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.data.scaling import InputScaling, Scaling
 from kexpfam.data.weights import part_of, weighted_mean
 from kexpfam.estimators.base import Estimator, key_from, keys_from, listening, one_of, shown
@@ -446,9 +446,7 @@ class KernelModel(Estimator):
         found[inside] = scores(density, targets[inside], *(part[inside] for part in X))
         return found
 
-    def _diagnosed(
-        self, calibration: list[Measurement], settings: Judgement, key: Key[Array, ""]
-    ) -> Diagnosis:
+    def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
         fit, (trained, between) = self._kernel_fit, self._training_scores(key)
         found = Evidence(
             density=self.density_,
