@@ -174,7 +174,9 @@ def fit(
     from kexpfam.cli.fitting import built_in, fitted, training
 
     record = Kernel(kernel, lengthscale=lengthscale, rkhs_penalty=rkhs_penalty, base=base)
-    settings: dict[str, Any] = {"model": model, "kernel": record, "effort": effort, "solver": solver}
+    settings: dict[str, Any] = {"model": model, "effort": effort, "solver": solver}
+    # A report lists the settings that differ from the defaults.
+    settings |= {"kernel": kernel if record == Kernel(kernel) else record}
     settings |= {"random_state": seed, "checkpoint": checkpoint}
     settings |= {"progress": first and not quiet and sys.stderr.isatty()}
     table = built_in(data, chosen, rows, seed) or training(Path(data), chosen, reading)
