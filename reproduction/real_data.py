@@ -55,11 +55,19 @@ class TableNotFoundError(Unavailable):
 
 
 class Split(NamedTuple):
-    """Rows to learn from, rows to be judged by, and the true mean NLL of the latter where it is known."""
+    """Rows to learn from, rows to be judged by, the true mean NLL of the latter where it is known, and the
+    mean and scale of the columns by which a joint table is standardised."""
 
     train: np.ndarray
     test: np.ndarray
     truth_nll: float | None = None
+    mean: np.ndarray | float = 0.0
+    scale: np.ndarray | float = 1.0
+
+    def standardised(self) -> "Split":
+        """Return the rows in units of the training rows."""
+        train, test = ((rows - self.mean) / self.scale for rows in (self.train, self.test))
+        return Split(train, test, self.truth_nll)
 
 
 def _file(kind: str, name: str) -> Path:
@@ -118,7 +126,7 @@ def _wave(seed: int) -> Split:
 
 
 def joint_split(name: str, *, dim: int = 10, rows: int = 5000, seed: int = 0) -> Split:
-    """Return a shuffled set, the first fifth for testing, standardised by the training rows except the chain.
+    """Return a shuffled set, the first fifth for testing, with mean and scale of the training rows.
 
     ``dim``, ``rows`` (for training) and ``seed`` are those of the chain.
     """
@@ -126,11 +134,10 @@ def joint_split(name: str, *, dim: int = 10, rows: int = 5000, seed: int = 0) ->
         train, _ = chain(rows, dim, seed=seed)
         test, log_density = chain(CHAIN_TEST_ROWS, dim, seed=1000 + seed)
         return Split(train, test, float(-log_density.mean()))
-    data = _digits() if name == "digits" else stored(JOINT[name], name)["data"].astype(float)
+    data = OF_SKLEARN[name]() if name in OF_SKLEARN else stored(JOINT[name], name)["data"].astype(float)
     order = np.random.RandomState(SHUFFLE).permutation(len(data))
     test, train = np.split(data[order], [len(data) // TEST_PART])
-    mean, scale = train.mean(0), train.std(0)
-    return Split((train - mean) / scale, (test - mean) / scale)
+    return Split(train, test, None, train.mean(0), train.std(0))
 
 
 def chain(rows: int, dim: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -148,3 +155,18 @@ def _digits() -> np.ndarray:
     from sklearn.decomposition import PCA
 
     return PCA(DIGITS_COMPONENTS, svd_solver="full").fit_transform(load_digits().data)
+
+
+def _wine() -> np.ndarray:
+    from sklearn.datasets import load_wine
+
+    return load_wine().data
+
+
+def _breast_cancer() -> np.ndarray:
+    from sklearn.datasets import load_breast_cancer
+
+    return load_breast_cancer().data
+
+
+OF_SKLEARN = {"digits": _digits, "wine": _wine, "breast-cancer": _breast_cancer}
