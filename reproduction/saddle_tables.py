@@ -161,6 +161,7 @@ def reach(records: list[Record]) -> str:
                 [
                     base,
                     method,
+                    count(chosen(records, base=base, method=method)),
                     _excess(mine),
                     mean(mine, "fisher_divergence", 1),
                     mean(mine, "effective_draws", 0),
@@ -171,7 +172,14 @@ def reach(records: list[Record]) -> str:
                     ", ".join(dict.fromkeys(record["values"]["status"] for record in mine)) or NOTHING,
                 ]
             )
-    names = ("base", "method", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
+    names = (
+        "base",
+        "method",
+        "draws",
+        "NLL − truth",
+        "Fisher divergence",
+        "effective of 32,768 importance draws",
+    )
     return markdown((*names, "KL(q ‖ p0) by ν", "MMD² ×10³", "C2ST", "processor s", "status"), rows)
 
 
