@@ -12,10 +12,11 @@ from matplotlib.figure import Figure  # noqa: E402
 from numpy.typing import ArrayLike  # noqa: E402
 
 from kexpfam.plot.canvas import DATA_COLOUR, MODEL_COLOUR
-from reproduction.records import Record, good
+from reproduction.records import Record, chosen, good
+from reproduction.saddle_tables import normalised
 from reproduction.tables import label, slope, slope_text
 
-__all__ = ["convergence", "draw_all", "growth", "portrait_name", "portraits", "rates"]
+__all__ = ["convergence", "courses", "draw_all", "growth", "portrait_name", "portraits", "rates"]
 
 
 def portraits(records: list[Record]) -> Figure:
@@ -118,6 +119,33 @@ def rates(records: list[Record]) -> Figure:
     return figure
 
 
+def courses(records: list[Record]) -> Figure:
+    """Return the NLL above the truth's against processor time, by base: whole runs where f was kept during
+    the run, and otherwise their ends."""
+    bases = list(dict.fromkeys(record["cell"]["base"] for record in records))
+    figure, axes = plt.subplots(
+        1, len(bases), figsize=(5.0 * len(bases), 5.4), squeeze=False, sharey=True, layout="constrained"
+    )
+    methods = list(dict.fromkeys(record["cell"]["method"] for record in records))
+    for axis, base in zip(axes[0], bases, strict=True):
+        for record in chosen(records, base=base):
+            values, place = record["values"], methods.index(record["cell"]["method"])
+            if not normalised(values):
+                continue
+            ends = [*values.get("path", [])[:-1], (values["processor_seconds"], values["nll"])]
+            points = [(seconds, nll - values["truth_nll"]) for seconds, nll in ends if nll is not None]
+            style = {"color": f"C{place % 10}", "marker": "os"[place // 10], "markersize": 4}
+            axis.plot(*zip(*points, strict=True), **style, label=record["cell"]["method"])
+        axis.set(
+            title=f"{base} base", xlabel="processor seconds", ylabel="NLL − truth, nats", ylim=(2.0, 8.0)
+        )
+    labels = {
+        name: line for axis in axes[0] for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labels.values(), labels.keys(), ncols=2, loc="outside lower center", fontsize="small")
+    return figure
+
+
 def portrait_name(method: str) -> str:
     """Return the name of the file with a method's samples and f; the default's is the plain one."""
     return "samples-and-f" if method == "auto" else f"samples-and-f-{method}"
@@ -135,6 +163,8 @@ def draw_all(records: dict[str, list[Record]], folder: Path) -> list[Path]:
         made["cost"] = growth(records["cost"])
     if good(records.get("rate", [])):
         made["rate"] = rates(records["rate"])
+    if good(records.get("reach", [])):
+        made["reach"] = courses(good(records["reach"]))
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in made.items():

@@ -185,7 +185,11 @@ def pictured(name: str, records: list[Record]) -> list[str]:
         return [figures.portrait_name(method) for method in methods] + [
             f"convergence-{r['cell']['dataset']}" for r in runs
         ]
-    return [name] if name in ("cost", "rate") and any(record["status"] == "ok" for record in records) else []
+    return (
+        [name]
+        if name in ("cost", "rate", "reach") and any(record["status"] == "ok" for record in records)
+        else []
+    )
 
 
 def provenance(records: dict[str, list[Record]]) -> str:

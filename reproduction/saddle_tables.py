@@ -17,7 +17,7 @@ from reproduction.tables import (
     slope_text,
 )
 
-__all__ = ["MOST_ERROR", "arrival", "reach", "spaces", "standing", "stationarity"]
+__all__ = ["MOST_ERROR", "arrival", "normalised", "reach", "spaces", "standing", "stationarity"]
 
 # A likelihood is shown if its normaliser is known to so many nats, by repetitions and by draws of the truth.
 MOST_ERROR = 0.3
@@ -161,6 +161,7 @@ def reach(records: list[Record]) -> str:
                 [
                     base,
                     method,
+                    count(chosen(records, base=base, method=method)),
                     _excess(mine),
                     mean(mine, "fisher_divergence", 1),
                     mean(mine, "effective_draws", 0),
@@ -171,7 +172,14 @@ def reach(records: list[Record]) -> str:
                     ", ".join(dict.fromkeys(record["values"]["status"] for record in mine)) or NOTHING,
                 ]
             )
-    names = ("base", "method", "NLL − truth", "Fisher divergence", "effective of 32,768 importance draws")
+    names = (
+        "base",
+        "method",
+        "draws",
+        "NLL − truth",
+        "Fisher divergence",
+        "effective of 32,768 importance draws",
+    )
     return markdown((*names, "KL(q ‖ p0) by ν", "MMD² ×10³", "C2ST", "processor s", "status"), rows)
 
 
@@ -205,13 +213,13 @@ def arrival(records: list[Record]) -> str:
 def _excess(records: list[Record]) -> str:
     """Return the NLL above the truth's, if the normaliser of every record is known well enough."""
     found = [record["values"] for record in records]
-    if not found or not all(_normalised(values) for values in found):
+    if not found or not all(normalised(values) for values in found):
         return NOTHING
     excess = float(np.mean([values["nll"] - values["truth_nll"] for values in found]))
     return f"{excess:+.2f} ± {float(np.mean([values['nll_error'] for values in found])):.2f}"
 
 
-def _normalised(values: dict) -> bool:
+def normalised(values: dict) -> bool:
     """Return whether repetitions agree on the normaliser and draws of the truth show no missed mass."""
     error = values.get("log_partition_error", np.inf)
     return error <= MOST_ERROR and values["log_partition_by_truth"] <= values["log_partition"] + MOST_ERROR

@@ -4,7 +4,7 @@ f is a sum of functions of every two columns at most two apart (random features 
 space for every method: only how they come to f differs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,8 +28,9 @@ from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.kernels import median_distance
 from kexpfam.model.measures import Gaussian
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
-from kexpfam.paper import AnnealedLikelihood, ContrastiveDivergence
+from kexpfam.paper import AnnealedLikelihood, ContrastiveDivergence, SinglyDual
 from reproduction.cost import Cost
+from reproduction.measurements.roads import CHAINED, Chained, follow
 from reproduction.real_data import CHAIN_NOISE, chain
 from reproduction.records import Values
 from reproduction.specs import Cell
@@ -45,6 +46,7 @@ LAST = 50
 # Rows whose derivatives of all features are there at a time.
 ROWS_PER_CHUNK = 250
 SMC = Integration(smc_particles=1024, smc_stages=80, smc_repeats=4)
+FEW = Integration(smc_particles=1024, smc_stages=80, smc_repeats=2)
 
 
 class Law(NamedTuple):
@@ -62,7 +64,7 @@ def reach(cell: Cell) -> Values:
     solve_key, smc_key, draw_key, node_key = jr.split(jr.key(cell["seed"]), 4)
     jax.clear_caches()
     with double_precision(), Cost() as cost:
-        tilt, sampler, status, kl_dual = ROADS[cell["method"]](problem, solve_key)
+        tilt, sampler, status, kl_dual, path = ROADS[cell["method"]](problem, solve_key)
     values: Values = {
         "fisher_divergence": _fisher_divergence(law, tilt),
         "status": status,
@@ -75,6 +77,9 @@ def reach(cell: Cell) -> Values:
         effective_share(nodes.log_weights + tilt.values(nodes.points)) * IMPORTANCE_DRAWS
     )
     values |= _likelihood(law, tilt, smc_key)
+    if path:
+        found = [(seconds, _likelihood(law, problem.tilt(f), smc_key, FEW)) for seconds, f in path]
+        values["path"] = [[seconds, some.get("nll")] for seconds, some in found]
     if kl_dual is not None:
         values["kl_dual"] = kl_dual
     if sampler is not None:
@@ -122,12 +127,14 @@ def near_pairs(dim: int, *, seed: int) -> Float[np.ndarray, "r d"]:
 
 
 class Arrival(NamedTuple):
-    """Result of a method: f, sampler (if any), status, and nu's estimate of KL(q || p0)."""
+    """Result of a method: f, sampler (if any), status, nu's estimate of KL(q || p0), and f's weights by
+    processor seconds (if recorded)."""
 
     tilt: Tilt
     sampler: Sampler | None
     status: str
     kl_dual: float | None = None
+    path: Sequence[tuple[float, np.ndarray]] = ()
 
 
 Road = Callable[[Problem, Any], Arrival]
@@ -143,6 +150,15 @@ def _by(solver: Solver) -> Road:
             solution.status.name,
             None if kl is None else float(kl[-LAST:].mean()),
         )
+
+    return road
+
+
+def _course(saddle: DoublyDual, **settings: Any) -> Road:
+    def road(problem: Problem, key: Any) -> Arrival:
+        found = follow(problem, key, saddle, **settings)
+        kl = float(found.kl_dual[-LAST:].mean())
+        return Arrival(found.tilt, found.sampler, found.status, kl, found.path)
 
     return road
 
@@ -179,10 +195,26 @@ def score_matched(problem: Problem, key: Any) -> Arrival:
     return Arrival(problem.tilt(weights), None, "CONVERGED")
 
 
+# nu and transport that do not move: the sampler is the reference.
+FIXED: dict[str, float] = {"nu_rate": 0.0, "transport_rate": 0.0}
 # Steps are as many as take about the same processor time.
 ROADS: dict[str, Road] = {
     "saddle point": _by(DDE(steps=650)),
     "saddle point, larger batches": _by(DDE(steps=250, saddle=DoublyDual(batch_size=1536, horizon=250.0))),
+    "saddle point, batches that grow": _course(
+        DoublyDual(horizon=500.0), steps=500, late=(350, DoublyDual(batch_size=1536, horizon=500.0))
+    ),
+    "saddle point, reference follows the sampler": _course(
+        DoublyDual(horizon=500.0), steps=500, refits=tuple(range(50, 500, 50))
+    ),
+    "singly dual, flow": _by(SinglyDual(family="flow", steps=850)),
+    "saddle point, chains from the sampler": _course(Chained(**CHAINED), steps=160, refits=(20, 60, 110)),
+    "saddle point, persistent chains": _course(
+        Chained(**CHAINED, persistent=True, chains=256, moves=4), steps=160, refits=(20, 60, 110)
+    ),
+    "persistent chains, transport fixed": _course(
+        Chained(**CHAINED | FIXED, persistent=True, chains=256, moves=4), steps=160, refits=(20, 60, 110)
+    ),
     "contrastive divergence": _by(ContrastiveDivergence(steps=256)),
     "annealed likelihood": _by(AnnealedLikelihood(steps=16)),
     "importance draws": _by(Convex()),
@@ -199,11 +231,11 @@ def _fisher_divergence(law: Law, tilt: Tilt) -> float:
     return float(0.5 * np.mean(np.sum(gaps**2, axis=1)))
 
 
-def _likelihood(law: Law, tilt: Tilt, key: Any) -> Values:
+def _likelihood(law: Law, tilt: Tilt, key: Any, settings: Integration = SMC) -> Values:
     """Return the mean test NLL with its error, and a second log Z from draws of the truth as a check."""
     with double_precision():
         truth = np.asarray(jax.vmap(law.log_density)(jnp.asarray(law.test)))
-        found = by_smc(tilt, settings=SMC, key=key)
+        found = by_smc(tilt, settings=settings, key=key)
     values = tilt.log_values(law.test)
     ratio = values - truth
     second = float(np.log(np.mean(np.exp(ratio - ratio.max()))) + ratio.max())

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from kexpfam.data.sample import Sample
-from kexpfam.fit.dde import DDE
+from kexpfam.fit.dde import DDE, saddle_problem
 from kexpfam.fit.problem import Problem
-from kexpfam.model.measures import Gaussian
+from kexpfam.fit.saddle import DoublyDual, draw_batch
+from kexpfam.model.measures import Gaussian, Mixture
 from kexpfam.model.networks import AbstractTransport
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from reproduction import saddle_tables
+from reproduction.measurements import roads
 from reproduction.measurements.reach import near_pairs, score_matched, told_apart
 from reproduction.measurements.stationarity import LENGTHSCALE, _problem, dual_objective, squared_gradient
 from reproduction.measurements.synthetic import TEST_ROWS, synthetic
@@ -100,6 +102,46 @@ def test_score_matching_minimises_its_loss():
         gradient = np.asarray(jax.grad(loss)(jnp.asarray(tilt.weights)))
     assert sampler is None and np.abs(tilt.weights).max() > 0.1
     np.testing.assert_allclose(gradient, 0.0, atol=1e-8)
+
+
+@pytest.fixture
+def two_columns(monkeypatch):
+    """A problem with two columns, and small mixtures and chains."""
+    monkeypatch.setattr(roads, "FITTED", 200)
+    monkeypatch.setattr(roads, "COMPONENTS", 2)
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    space = FeatureSpace(Constant(), RandomFeatures(near_pairs(2, seed=0)[:10]))
+    base = Gaussian.fitted(rows)
+    return Problem(Sample.unconditional(rows), base, space, 1e-2, base)
+
+
+@pytest.mark.parametrize("law", ["narrow", "wide"])
+def test_the_saddle_function_is_the_same_from_every_law_of_nu(two_columns, law):
+    """E_p0[exp nu] by draws of another law is that by draws of the base, for the same nu."""
+    base = two_columns.base
+    near = Gaussian(base.mean, {"narrow": 0.5, "wide": 1.5}[law] * base.cholesky)
+    with jax.enable_x64(True):
+        posed = saddle_problem(two_columns, base, two_columns.space)
+        followed = roads._following(posed, roads.Defensive(base, near))
+        means = []
+        for one in (posed, followed):
+            batch = draw_batch(one, 20_000, key=jr.key(0))
+            # A fixed nu in both: its anchor is a part of the weights.
+            means.append(jnp.mean(jnp.exp(0.5 * batch.base[:, 0] + batch.base_log_weights)))
+    np.testing.assert_allclose(means[1], means[0], rtol=0.05)
+
+
+@pytest.mark.parametrize("persistent", [None, False, True])
+def test_a_run_goes_on_after_its_reference_has_moved(two_columns, persistent):
+    small = {"width": 4, "batch_size": 16, "horizon": 4.0}
+    players = DoublyDual(**small)
+    if persistent is not None:
+        players = roads.Chained(**small, chains=512, moves=1, persistent=persistent)
+    course = roads.follow(two_columns, jr.key(0), players, steps=4, refits=(2,))
+    assert course.status == "RAN_ALL_STEPS" and len(course.kl_dual) == 4 and len(course.path) == 2
+    assert np.all(np.isfinite(course.tilt.weights)) and np.any(course.tilt.weights)
+    # Chains give the sampler its noise; otherwise only nu is measured from the mixture.
+    assert isinstance(course.sampler.reference, Gaussian if persistent is None else Mixture)
 
 
 def test_every_frequency_is_of_two_near_columns():

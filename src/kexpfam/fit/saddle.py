@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, descended, moments_of, optimiser, scan
-from kexpfam.fit.natural import FStep, Groups, Metric, f_gradient, group_rows, sampler_lag
+from kexpfam.fit.natural import FStep, Groups, Lag, Metric, f_gradient, group_rows, sampler_lag
 from kexpfam.jax_settings import double
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
 from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
@@ -41,6 +41,11 @@ class SaddleProblem(eqx.Module):
     rkhs_penalty: Float[Array, ""]
     inverse_temperature: Float[Array, ""]
     anchored: bool = eqx.field(static=True)
+
+    @property
+    def nu_reference(self) -> AbstractMeasure:
+        """Return the distribution that an anchored nu is measured from, and its draws come from."""
+        return self.reference
 
 
 class SaddlePoint(eqx.Module):
@@ -80,17 +85,18 @@ def draw_batch(problem: SaddleProblem, size: int, *, key: Key[Array, ""]) -> Sad
     noise = draw_each(problem.reference, data.condition, key=noise_key)
     if not problem.anchored:
         return SaddleBatch(data, noise, problem.base.sample(size, key=base_key), jnp.zeros(size))
-    base = draw_each(problem.reference, data.condition, key=base_key)
+    base = draw_each(problem.nu_reference, data.condition, key=base_key)
     return SaddleBatch(data, noise, base, -anchor(problem, base, data.condition))
 
 
 def anchor(
     problem: SaddleProblem, x: Float[Array, "b d"], condition: Float[Array, "b p"]
 ) -> Float[Array, " b"]:
-    """Return ``log(reference / base)``, the exact nu of the identity transport; 0 if not anchored."""
+    """Return ``log(nu_reference / base)``, for the reference the exact nu of the identity transport; 0 if not
+    anchored."""
     if not problem.anchored:
         return jnp.zeros(x.shape[0])
-    return log_density_each(problem.reference, x, condition) - problem.base.log_density(x)
+    return log_density_each(problem.nu_reference, x, condition) - problem.base.log_density(x)
 
 
 def evaluate_nu(
@@ -164,6 +170,15 @@ def draws_for_f(
     moved = carry(problem, point.transport, draw_each(problem.reference, condition, key=noise_key), condition)
     ahead = problem.inverse_temperature * problem.space.evaluate(point.f_weights, moved, condition)
     return groups, moved, ahead - evaluate_nu(problem, point.nu, moved, condition)
+
+
+class FDraws(NamedTuple):
+    """Rows of data, weighted draws for f's gradient, and the lag of the sampler."""
+
+    groups: Groups
+    points: Float[Array, "ge d"]
+    weights: Float[Array, " ge"]
+    lag: Lag
 
 
 class SaddleHealth(NamedTuple):
@@ -327,15 +342,13 @@ class DoublyDual(eqx.Module):
         self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], key: Key[Array, ""]
     ) -> tuple[SaddleState, SaddleHealth]:
         draws_key, batch_key = jr.split(key)
-        point, settings = state.point, self.f_step
-        groups, moved, behind = draws_for_f(problem, point, settings, key=draws_key)
-        lag = sampler_lag(behind, groups.draws, self.lag_share, most_log_weight=settings.most_log_weight)
-        penalty = problem.rkhs_penalty
-        gradient = f_gradient(problem.space, penalty, point.f_weights, groups, moved, lag.weights)
+        point, settings, penalty = state.point, self.f_step, problem.rkhs_penalty
+        state, (groups, moved, weights, lag) = self._draw_for_f(problem, state, draws_key)
+        gradient = f_gradient(problem.space, penalty, point.f_weights, groups, moved, weights)
         metric, direction, length = state.metric, gradient, jnp.linalg.norm(gradient)
         if self.natural:
             damping = self.damping * 10.0 ** (-5.0 * jnp.minimum(state.step / (0.6 * self.horizon), 1.0))
-            measured = (problem.space, groups, moved, lag.weights, penalty + damping, settings)
+            measured = (problem.space, groups, moved, weights, penalty + damping, settings)
             due, refresh = state.step % settings.metric_every == 0, lambda old: old.refreshed(*measured)
             metric = jax.lax.cond(due, refresh, lambda old: old, metric)
             direction, length = metric.solved(gradient)
@@ -345,6 +358,15 @@ class DoublyDual(eqx.Module):
         stride = decay * self.f_rate * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
         f_weights = point.f_weights + (stride * direction).astype(point.f_weights.dtype)
         return eqx.tree_at(lambda s: (s.point.f_weights, s.metric), state, (f_weights, metric)), health
+
+    def _draw_for_f(
+        self, problem: SaddleProblem, state: SaddleState, key: Key[Array, ""]
+    ) -> tuple[SaddleState, FDraws]:
+        """Return draws of the sampler, weighted by a share of its lag."""
+        groups, moved, behind = draws_for_f(problem, state.point, self.f_step, key=key)
+        most = self.f_step.most_log_weight
+        lag = sampler_lag(behind, groups.draws, self.lag_share, most_log_weight=most)
+        return state, FDraws(groups, moved, lag.weights, lag)
 
     def _move_transport(
         self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], batches: SaddleBatch
