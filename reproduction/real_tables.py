@@ -93,7 +93,7 @@ def labelled(records: list[Record]) -> str:
     for dataset, here in by_dataset(records):
         nlls, mine = _mean_nlls(here, LABELLED), [good(here, method=method) for method in LABELLED]
         texts = lowest_in_bold(_likelihoods(here, LABELLED, 3), nlls)
-        each = [f"{mean_and_error(one, 'crps', 4)}; {mean(one, 'coverage_90', 3)}" for one in mine]
+        each = [f"{_crps(one)}; {mean(one, 'coverage_90', 3)}" for one in mine]
         rows += [
             [dataset, _size(here), "NLL", *texts],
             ["", "", "CRPS; inside 90 %", *each],
@@ -159,6 +159,11 @@ def posteriors(records: list[Record]) -> str:
     return (
         f"{table}\n\n{legend(['auto'], CONDITIONALS)} The support of a uniform prior is passed as `bounds=`."
     )
+
+
+def _crps(records: list[Record]) -> str:
+    """Return the mean CRPS with four digits, whatever the units of the target."""
+    return f"{np.mean([record['values']['crps'] for record in records]):.4g}" if records else NOTHING
 
 
 def _resemblance(records: list[Record]) -> str:
