@@ -33,8 +33,9 @@ CELLS_PER_BUMP, EVEN_BUMPS = 4, 8
 JUDGED_ROWS = 2048
 # The learning rate of members with encoded inputs, as a share of that of the others.
 ENCODED_RATE = 0.5
-# With more targets than this a tilt has fewer bumps: most of the shape is in the dependence of the columns.
-FEW_TARGETS = 6
+# With more targets than the first number and at most the second number of rows for each, a tilt has fewer
+# bumps.
+FEW_TARGETS, FEW_ROWS = 6, 100
 # The rows for which ``lag`` is meant.
 LAG_ROWS = 1_000
 # The parts of a view of the inputs.
@@ -104,8 +105,9 @@ class Learned(SettingsRecord):
     average : float
         The share of the old weights in the exponential moving average.
     bumps, rows_per_bump, most_bumps : int
-        The least number of bumps of a tilt, three fifths of it for more than six targets, the rows for one
-        more, and the most for one or two targets; for more targets the most is smaller.
+        The least number of bumps of a tilt, three fifths of it for more than six targets with at most a
+        hundred rows each, the rows for one more, and the most for one or two targets; for more targets the
+        most is smaller.
     cells : int
         The least number of cells of the residual while training; there are four per bump.
     polish : tuple of float
@@ -190,7 +192,8 @@ class Learned(SettingsRecord):
     def resolution(self, rows: int, targets: int) -> int:
         """Return the number of bumps of a tilt for so many rows and targets with tilts."""
         most = min(self.most_bumps, 2 * self.most_bumps // max(targets, 1))
-        least = self.bumps if targets <= FEW_TARGETS else round(0.6 * self.bumps)
+        few = targets > FEW_TARGETS and rows <= FEW_ROWS * targets
+        least = round(0.6 * self.bumps) if few else self.bumps
         return max(least, min(most, rows // self.rows_per_bump) // EVEN_BUMPS * EVEN_BUMPS)
 
     def updates(self, targets: int, each: int) -> int:
