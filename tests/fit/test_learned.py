@@ -177,7 +177,15 @@ def test_orders_of_columns_differ_between_members():
     assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)
 
 
-FINENESS = [(277, 1, 20), (7_373, 1, 48), (10_000, 2, 64), (90_000, 4, 32), (90_000, 6, 20), (1_001, 10, 20), (1_000, 10, 12)]
+FINENESS = [
+    (277, 1, 20),
+    (7_373, 1, 48),
+    (10_000, 2, 64),
+    (90_000, 4, 32),
+    (90_000, 6, 20),
+    (1_001, 10, 20),
+    (1_000, 10, 12),
+]
 
 
 @pytest.mark.parametrize(("rows", "targets", "bumps"), FINENESS)
