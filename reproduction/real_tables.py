@@ -163,7 +163,10 @@ def posteriors(records: list[Record]) -> str:
 
 def _crps(records: list[Record]) -> str:
     """Return the mean CRPS with four digits, whatever the units of the target."""
-    return f"{np.mean([record['values']['crps'] for record in records]):.4g}" if records else NOTHING
+    if not records:
+        return NOTHING
+    value = float(np.mean([record["values"]["crps"] for record in records]))
+    return f"{value:,.{max(0, 3 - int(np.floor(np.log10(value))))}f}"
 
 
 def _resemblance(records: list[Record]) -> str:

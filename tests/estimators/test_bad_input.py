@@ -374,10 +374,7 @@ def test_the_settings_of_a_diagnosis_are_a_record(model):
 class TestFewRows:
     def test_three_held_out_rows_say_little(self, conditionals):
         said = lambda rows: str(conditionals[1].diagnose(Z[:rows], Y[:rows], random_state=0))
-        assert (
-            "few held-out rows:          90 % intervals of a perfect model contain 1 to 3 of 3 rows"
-            in said(3)
-        )
+        assert "few held-out rows:     90 % intervals of a perfect model contain 1 to 3 of 3 rows" in said(3)
         assert "contain 0 to 1 of 1 rows" in said(1)
         assert "few held-out rows" not in said(ROWS)
 

@@ -74,7 +74,7 @@ def test_an_update_fits_trees_again(model):
     before = learned.density_.inputs.trees
     learned.update(*table(4, 200))
     assert learned.density_.members.sees is not None
-    assert not np.array_equal(before.leaves, learned.density_.inputs.trees.leaves)
+    assert not np.array_equal(before.numbers, learned.density_.inputs.trees.numbers)
     assert np.isfinite(learned.score(*table(5)))
 
 

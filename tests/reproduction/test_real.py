@@ -359,14 +359,16 @@ def test_a_target_with_few_values_has_a_star_and_no_winner():
 
 def test_the_table_of_the_joint_densities():
     shared = {"dataset": "chain", "measure": "joint", "truth_nll": 3.3, "sampling_seconds": 0.02, "ties": 0.0}
-    records = [run_of("auto", 3.6, verdict="good", **shared), run_of("vine", 4.5, **shared)]
+    apart = {"c2st_boosted": 0.6, "c2st_network": 0.55, "ks_distance": 0.02, "correlation_distance": 0.01}
+    records = [run_of("auto", 3.6, verdict="good", **shared, **apart), run_of("vine", 4.5, **shared)]
     text = real_tables.joint(
         [*records, run_of("vine", -9.0, **shared | {"dataset": "concrete", "ties": 0.4})]
     )
     rows = rows_of(text)
     assert rows[2] == ["chain", "900 × 9", "3.300", "**3.600**", "–", "–", "4.500", "good", "–"]
     assert rows[3][0] == "concrete*" and rows[3][-3:] == ["-9.000", "–", "–"]
-    assert rows[6] == ["chain", "2.0 / 30; 20", "– / –; –", "– / –; –", "2.0 / 30; 20"]
+    assert rows[6][:2] == ["chain", "0.60 / 0.55; 0.020; 0.010"]
+    assert rows[10] == ["chain", "2.0 / 30; 20", "– / –; –", "– / –; –", "2.0 / 30; 20"]
     assert "9.36" in text and "`KernelExpFamily()`" in text
 
 
