@@ -177,7 +177,6 @@ def test_no_record_was_made_by_code_that_was_not_committed():
 
 COSTS = [
     ("rows", "docs/many-rows.md", '"nll": '),
-    ("joint", "docs/real-tables.md", '"nll": '),
     ("fits", "docs/cost.md", '"seconds": '),
     ("inference", "docs/cost.md", '"predict": '),
 ]
