@@ -113,7 +113,7 @@ def test_the_diagnosis_says_whether_training_had_ended(model, finished, verdict)
         FlowLosses(np.array([2.0, 1.0]), np.array([2.5, 1.5]), finished),
     )
     assert copy.diagnose().verdict == verdict
-    assert "kept epoch:                 2 of 2" in str(copy.diagnose())
+    assert "kept epoch:      2 of 2" in str(copy.diagnose())
 
 
 @pytest.mark.parametrize(
