@@ -449,7 +449,7 @@ def check_plot(case):
 def check_report(case, tmp_path):
     page = case.model.report(tmp_path / "report.html", *case.rows)
     assert (tmp_path / "report.html").read_text("utf-8") == page.html
-    assert f"<strong>{case.model.diagnose().verdict}.</strong>" in page.html
+    assert f"<strong>{case.model.diagnose(*case.rows).verdict}.</strong>" in page.html
     assert page.html.count("<svg") >= 4
     assert type(case.model).__name__ in page.html and f"{ROWS} held-out rows" in page.html
 
