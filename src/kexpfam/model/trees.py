@@ -37,7 +37,7 @@ class Trees(eqx.Module):
 
 @jax.jit
 def _sums(trees: Trees, rows: Float[Array, "n a"]) -> Float[Array, "n o"]:
-    """Return the outputs of rows; a constant function has no derivative."""
+    """Return the outputs of rows. They are piecewise constant in the rows: their derivative is 0."""
     rows, (outputs, count, size) = jax.lax.stop_gradient(rows), trees.inputs.shape
     inputs, numbers, right = (jnp.reshape(part, -1) for part in (trees.inputs, trees.numbers, trees.right))
     first = size * jnp.arange(outputs * count, dtype=inputs.dtype)
