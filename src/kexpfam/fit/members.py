@@ -106,6 +106,15 @@ class MemberState(eqx.Module):
     moments: Any
 
 
+class MemberEpochs(NamedTuple):
+    """A member after some epochs, its averaged weights after each, and the scores of the rows that it holds
+    out."""
+
+    member: MemberState
+    averages: Float[np.ndarray, "e w"]
+    scores: Float[np.ndarray, " e"]
+
+
 class EnsembleState(eqx.Module):
     """All members, and for each the best weights so far, their held-out score, its recent rise per epoch, the
     epochs since the last rise, and whether the member is still trained."""
@@ -158,15 +167,19 @@ class Trainer(NamedTuple):
         start = MemberState(weights, weights, moments)
         return EnsembleState(np.asarray(0), start, weights, top, rise, stale, np.ones(members, bool))
 
-    def trained(self, rows: MemberRows, state: EnsembleState, member: int) -> tuple[MemberState, float]:
-        """Return a member after an epoch, and the score of the rows that it holds out."""
+    def trained(self, rows: MemberRows, state: EnsembleState, length: int, member: int) -> MemberEpochs:
+        """Return a member after some epochs, with its weights and its score after each."""
         new, chain = jax.tree.map(lambda leaf: leaf[member], (state.members, rows.chain))
+        held, found = rows.held[member], []
         with double_precision():
-            for batches in self.batches(rows, int(state.step), member):
-                new = _updated(rows.layout, chain, self.hyper, new, batches, cells=self.cells)
-            scores = self.scores(rows, chain, new.average, rows.held[member])
-        weight = None if rows.weight is None else rows.weight[rows.held[member]]
-        return new, bounded_mean(scores, self.farthest, weight)
+            for epoch in range(int(state.step), int(state.step) + length):
+                for batches in self.batches(rows, epoch, member):
+                    new = _updated(rows.layout, chain, self.hyper, new, batches, cells=self.cells)
+                found.append((new.average, self.scores(rows, chain, new.average, held)))
+        weight = None if rows.weight is None else rows.weight[held]
+        score = lambda blocks: bounded_mean(np.concatenate(blocks)[: len(held)], self.farthest, weight)
+        averages, scores = zip(*found, strict=True)
+        return MemberEpochs(new, np.stack(averages), np.array([score(blocks) for blocks in scores]))
 
     def batches(self, rows: MemberRows, epoch: int, member: int) -> Iterator[Batches]:
         """Return the batches of an epoch; rows are in random order, all of them before one is repeated."""
@@ -191,29 +204,26 @@ class Trainer(NamedTuple):
 
     def scores(
         self, rows: MemberRows, chain: Chain, weights: Float[AnyArray, " w"], some: Int[np.ndarray, " h"]
-    ) -> np.ndarray:
-        """Return the log density of some rows under a member with these weights."""
-        found = []
-        for start in range(0, len(some), SCORED_ROWS):
-            block = some[start : start + SCORED_ROWS]
-            padded = np.resize(block, SCORED_ROWS)
-            points = rows.target[padded], rows.condition[padded]
-            scores = _scored(rows.layout, chain, weights, *points, cells=self.cells)
-            found.append(np.asarray(scores)[: len(block)])
-        return np.concatenate(found)
+    ) -> list[Float[Array, " b"]]:
+        """Return the log density of some rows under a member with these weights, in blocks.
+
+        They are computed while the caller goes on. Rows at the end of the last block are repeated ones."""
+        padded = np.resize(some, -(-len(some) // SCORED_ROWS) * SCORED_ROWS).reshape(-1, SCORED_ROWS)
+        points = lambda block: (rows.target[block], rows.condition[block])
+        return [_scored(rows.layout, chain, weights, *points(block), cells=self.cells) for block in padded]
 
     def judged(
-        self, state: EnsembleState, members: MemberState, own: Float[np.ndarray, " m"]
+        self, state: EnsembleState, averages: Float[np.ndarray, "m w"], own: Float[np.ndarray, " m"]
     ) -> tuple[EnsembleState, EpochHealth]:
-        """Return the state after an epoch with these members and scores; the best weights are kept."""
+        """Return the state after an epoch with these weights and scores; the best weights are kept."""
         score = np.where(state.active, elsewhere(own, self.parts), -np.inf)
         better = score > state.top + self.progress
-        best = np.where(better[:, None], members.average, state.best)
+        best = np.where(better[:, None], averages, state.best)
         top, stale = np.where(better, score, state.top), np.where(better, 0, state.stale + 1)
         risen = np.where(better & np.isfinite(state.top), score - state.top, 0.0)
         rise = state.rise + (risen - state.rise) * min(1.0, RECENT / self.rates.epochs)
         active = self.still_active(state.active, int(state.step), top, rise, stale)
-        new = EnsembleState(state.step + 1, members, best, top, rise, stale, active)
+        new = EnsembleState(state.step + 1, state.members, best, top, rise, stale, active)
         return new, EpochHealth(float(np.mean(top)), float(active.sum()))
 
     def still_active(
@@ -237,22 +247,25 @@ def epochs(
 ) -> tuple[EnsembleState, EpochHealth]:
     """Return the state after some epochs and their health; each process trains its own members in threads.
 
-    Processes exchange the held-out scores of every epoch and the weights of the last one. The key is not
-    used: the batches of an epoch depend on the trainer's seed, the member and the number of the epoch.
+    A member is trained for all of the epochs before it is judged after each of them, so that threads do not
+    wait for each other. Processes exchange scores and weights. The key is not used: the batches of an epoch
+    depend on the trainer's seed, the member and the number of the epoch.
     """
     healths, (rank, count) = [], processes.place()
+    own = [k for k in range(rank, len(state.top), count) if state.active[k]]
+    members, scores = jax.tree.map(np.array, state.members), np.zeros((len(state.top), length))
+    averages = np.repeat(members.average[:, None], length, axis=1)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in range(length):
-            own = [k for k in range(rank, len(state.top), count) if state.active[k]]
-            found = list(pool.map(partial(trainer.trained, rows, state), own))
-            members, scores = jax.tree.map(np.array, state.members), np.zeros(len(state.top))
-            for k, (member, score) in zip(own, found, strict=True):
-                jax.tree.map(lambda stack, new, k=k: stack.__setitem__(k, new), members, member)
-                scores[k] = score
-            state, health = trainer.judged(state, members, merged(scores))
-            healths.append(health)
-    weights = lambda state: (state.members, state.best)
-    state = eqx.tree_at(weights, state, merged(weights(state)))
+        for k, found in zip(own, pool.map(partial(trainer.trained, rows, state, length), own), strict=True):
+            jax.tree.map(lambda stack, new, k=k: stack.__setitem__(k, new), members, found.member)
+            averages[k], scores[k] = found.averages, found.scores
+    members, averages, scores = merged((members, averages, scores))
+    for epoch in range(length):
+        state, health = trainer.judged(state, averages[:, epoch], scores[:, epoch])
+        healths.append(health)
+        if not np.any(state.active):
+            break
+    state = eqx.tree_at(lambda state: state.members, state, members)
     return state, jax.tree.map(lambda *series: np.stack(series), *healths)
 
 

@@ -1,11 +1,13 @@
 """Mixtures of normals: maximum likelihood by EM, the number of components by held-out rows, and the
 candidate."""
 
-import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 from scipy.spatial.distance import cdist
 from threadpoolctl import threadpool_limits
 
@@ -16,9 +18,6 @@ from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
 from kexpfam.progress import Listener, Report
 
-if TYPE_CHECKING:
-    from sklearn.mixture import GaussianMixture
-
 __all__ = [
     "MixtureCandidate",
     "MixtureShape",
@@ -26,7 +25,6 @@ __all__ = [
     "best_shape",
     "fit_mixture",
     "mixture_held_out",
-    "weighted_mixture",
 ]
 
 # Numbers of components that are tried, and the rows that each component needs.
@@ -36,6 +34,8 @@ EM_STEPS = 60
 VALIDATION_SHARE = 0.2
 # EM stops if the mean log density rises by less than this (nats).
 SMALLEST_RISE = 1e-4
+# The numbers in a block of features of rows, and the least number of its rows.
+BLOCK_NUMBERS, LEAST_BLOCK = 200_000, 64
 # Added to the number of rows of a component, so that the moments of an empty one are finite.
 LEAST_ROWS = 1e-12
 
@@ -96,22 +96,28 @@ def best_shape(
     splits = splits or Splits.draw(len(points), parts=1, share=VALIDATION_SHARE, seed=seed)
     training, held_out = splits.kept[0], splits.held[0]
     rows = effective_rows(part_of(weight, training), len(training))
-    best_score, best = -np.inf, MixtureShape(1, True)
-    for diagonal in (False, True):
-        worse, top = 0, -np.inf
-        for components in counts:
-            if components * ROWS_PER_COMPONENT > rows or worse == 2:
-                break
-            shape = MixtureShape(components, diagonal)
-            mixture = fit_mixture(points[training], shape, seed=seed, weight=part_of(weight, training))
-            if report is not None:
-                report(Report("mixture", counts.index(components) + 1, len(counts), {}))
-            scores = mixture.log_densities(points[held_out])
-            score = float(weighted_mean(scores, part_of(weight, held_out)))
-            worse, top = (0, score) if score > top else (worse + 1, top)
-            if score > best_score:
-                best_score, best = score, shape
-    return best
+
+    def score(shape: MixtureShape) -> float:
+        mixture = fit_mixture(points[training], shape, seed=seed, weight=part_of(weight, training))
+        densities = mixture.log_densities(points[held_out])
+        return float(weighted_mean(densities, part_of(weight, held_out)))
+
+    scores: dict[bool, list[float]] = {False: [], True: []}
+    for place, components in enumerate(counts, start=1):
+        rising = [diagonal for diagonal, found in scores.items() if not _falls(found)]
+        if components > 1 and components * ROWS_PER_COMPONENT > rows:
+            break
+        for diagonal, found in zip(rising, side_by_side(score, [MixtureShape(components, d) for d in rising]), strict=True):
+            scores[diagonal].append(found)
+        if report is not None:
+            report(Report("mixture", place, len(counts), {}))
+    diagonal = max(scores, key=lambda diagonal: max(scores[diagonal]))
+    return MixtureShape(counts[int(np.argmax(scores[diagonal]))], diagonal)
+
+
+def _falls(scores: list[float]) -> bool:
+    """Return whether the last two of a series are no better than one before them."""
+    return len(scores) > 2 and max(scores[-2:]) <= max(scores[:-2])
 
 
 def mixture_held_out(
@@ -120,89 +126,106 @@ def mixture_held_out(
     """Return the log density of each held-out point under a mixture fitted without its part; NaN
     elsewhere."""
     scores = np.full(len(points), np.nan)
-    for kept, held in zip(splits.kept, splits.held, strict=True):
+
+    def score(kept: np.ndarray, held: np.ndarray) -> None:
         mixture = fit_mixture(points[kept], shape, seed=seed, weight=part_of(weight, kept))
         scores[held] = mixture.log_densities(points[held])
+
+    side_by_side(score, splits.kept, splits.held)
     return scores
+
+
+def side_by_side(function: Callable, *lists: Iterable) -> list:
+    """Return the results of a function in threads, each with one thread of linear algebra."""
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, *lists))
 
 
 def fit_mixture(
     points: np.ndarray, shape: MixtureShape, *, seed: int, weight: np.ndarray | None = None
 ) -> Mixture:
-    """Return the maximum-likelihood mixture: scikit-learn's EM, or ``weighted_mixture`` if rows have
-    weights."""
-    if weight is not None:
-        return weighted_mixture(points, weight, **shape._asdict(), steps=EM_STEPS, seed=seed)
-    model = _expectation_maximisation(points, shape, seed)
-    if shape.diagonal:
-        choleskys = np.sqrt(model.covariances_)[:, :, None] * np.eye(points.shape[1])
-    else:
-        choleskys = np.linalg.cholesky(model.covariances_)
-    return Mixture.of(np.log(model.weights_), model.means_, choleskys)
-
-
-def _expectation_maximisation(points: np.ndarray, shape: MixtureShape, seed: int) -> "GaussianMixture":
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture  # slow to import
-
-    model = GaussianMixture(
-        shape.components,
-        covariance_type="diag" if shape.diagonal else "full",
-        reg_covar=COVARIANCE_FLOOR,
-        max_iter=EM_STEPS,
-        init_params="k-means++",
-        random_state=seed,
-    )
-    # Unconverged EM is harmless: mixtures are compared by held-out log density.
-    # EM multiplies many small matrices: several BLAS threads are ten times slower.
-    with warnings.catch_warnings(), threadpool_limits(limits=1, user_api="blas"):
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(points)
-
-
-def weighted_mixture(
-    points: np.ndarray, weight: np.ndarray, *, components: int, diagonal: bool, steps: int, seed: int
-) -> Mixture:
     r"""Return the mixture that maximises :math:`\sum_i w_i \log \sum_k \pi_k N(x_i; m_k, C_k)`, from a
-    k-means++ start."""
+    k-means++ start.
+
+    The log density of a normal is linear in x and its products, so a step of EM is two products of matrices:
+    of moments with natural parameters, and of moments with memberships. scikit-learn's loop over components
+    takes several times as long, and has no weights."""
     from sklearn.cluster import kmeans_plusplus  # slow to import
 
-    # EM multiplies many small matrices: several BLAS threads are ten times slower.
+    weight = np.ones(len(points)) if weight is None else weight
+    moments = Moments(points.shape[1], shape.diagonal)
+    columns = np.ascontiguousarray(points.T)
+    # The products are small: several BLAS threads would wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
-        start, _ = kmeans_plusplus(points, components, sample_weight=weight, random_state=seed)
+        start, _ = kmeans_plusplus(points, shape.components, sample_weight=weight, random_state=seed)
         nearest = np.argmin(cdist(points, start), axis=1)
-        mixture, last = _maximised(points, weight, np.eye(components)[nearest], diagonal), -np.inf
-        for _ in range(steps):
-            log_parts = _log_parts(mixture, points)
-            log_density = logsumexp(log_parts)
-            value = float(np.average(log_density, weights=weight))
+        nearest_only = lambda rows, _: weight[rows] * np.eye(shape.components)[:, nearest[rows]]
+        mixture, last = moments.mixture(moments.sums(columns, nearest_only)), -np.inf
+        for _ in range(EM_STEPS):
+            parameters, values = moments.parameters(mixture), np.empty(len(points))
+
+            def memberships(rows: slice, features: np.ndarray) -> np.ndarray:
+                log_parts = parameters @ features
+                top = log_parts.max(axis=0)
+                parts = np.exp(log_parts - top)
+                totals = parts.sum(axis=0)
+                values[rows] = top + np.log(totals)
+                return parts * (weight[rows] / totals)
+
+            sums = moments.sums(columns, memberships)
+            value = float(np.average(values, weights=weight))
             if value < last + SMALLEST_RISE:
                 break
-            mixture = _maximised(points, weight, np.exp(log_parts - log_density[:, None]), diagonal)
-            last = value
+            mixture, last = moments.mixture(sums), value
     return mixture
 
 
-def _maximised(points: np.ndarray, weight: np.ndarray, membership: np.ndarray, diagonal: bool) -> Mixture:
-    """Return the mixture with the weighted moments of the rows; ``membership`` has shape (rows,
-    components)."""
-    counts = membership * weight[:, None]
-    identity = np.eye(points.shape[1])
-    totals = counts.sum(axis=0) + LEAST_ROWS
-    means = counts.T @ points / totals[:, None]
-    covariances = np.stack(
-        [(points - mean).T * c @ (points - mean) for mean, c in zip(means, counts.T, strict=True)]
-    )
-    covariances = covariances * identity if diagonal else covariances
-    choleskys = np.linalg.cholesky(covariances / totals[:, None, None] + COVARIANCE_FLOOR * identity)
-    return Mixture.of(np.log(totals / totals.sum()), means, choleskys)
+class Moments(NamedTuple):
+    """The features of rows that are sufficient for normals: 1, x, and products of columns, or their squares
+    for diagonal covariances."""
 
+    dim: int
+    diagonal: bool
 
-def _log_parts(mixture: Mixture, points: np.ndarray) -> np.ndarray:
-    """Return the log density of each row under each weighted component, shape (rows, components)."""
-    parts = zip(mixture.whiteners, mixture.means, strict=True)
-    squares = np.stack(
-        [np.sum(((points - mean) @ whitener.T) ** 2, axis=1) for whitener, mean in parts], axis=1
-    )
-    log_determinants = np.log(np.abs(np.diagonal(mixture.whiteners, axis1=1, axis2=2))).sum(axis=1)
-    return mixture.log_weights + log_determinants - 0.5 * squares - 0.5 * points.shape[1] * LOG_TWO_PI
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the columns of each product."""
+        return (np.arange(self.dim),) * 2 if self.diagonal else np.triu_indices(self.dim)
+
+    def sums(
+        self, columns: Float[np.ndarray, "d n"], counts: Callable[[slice, np.ndarray], np.ndarray]
+    ) -> Float[np.ndarray, "k f"]:
+        """Return the sums of the features over all rows, which count ``counts`` in each component.
+
+        Features are computed for a block of rows at a time."""
+        first, second = self.pairs
+        block, total = max(LEAST_BLOCK, BLOCK_NUMBERS // (1 + self.dim + len(first))), 0.0
+        for begin in range(0, columns.shape[1], block):
+            rows = slice(begin, begin + block)
+            x = columns[:, rows]
+            features = np.concatenate([np.ones((1, x.shape[1])), x, x[first] * x[second]])
+            total = total + counts(rows, features) @ features.T
+        return total
+
+    def mixture(self, sums: Float[np.ndarray, "k f"]) -> Mixture:
+        """Return the mixture with these moments."""
+        first, second = self.pairs
+        totals = sums[:, 0] + LEAST_ROWS
+        means, products = np.split(sums[:, 1:] / totals[:, None], [self.dim], axis=1)
+        covariances = np.zeros((len(means), self.dim, self.dim))
+        covariances[:, first, second] = products - means[:, first] * means[:, second]
+        covariances[:, second, first] = covariances[:, first, second]
+        choleskys = np.linalg.cholesky(covariances + COVARIANCE_FLOOR * np.eye(self.dim))
+        return Mixture.of(np.log(totals / totals.sum()), means, choleskys)
+
+    def parameters(self, mixture: Mixture) -> Float[np.ndarray, "k f"]:
+        """Return the coefficients of the log density of each weighted component in the features."""
+        first, second = self.pairs
+        whiteners = np.asarray(mixture.whiteners)
+        precisions = whiteners.mT @ whiteners
+        slopes = np.einsum("kij,kj->ki", precisions, mixture.means)
+        log_determinants = np.log(np.abs(np.diagonal(whiteners, axis1=1, axis2=2))).sum(axis=1)
+        squares = np.sum(slopes * mixture.means, axis=1)
+        constants = mixture.log_weights + log_determinants - 0.5 * squares - 0.5 * self.dim * LOG_TWO_PI
+        products = np.where(first == second, -0.5, -1.0) * precisions[:, first, second]
+        return np.concatenate([constants[:, None], slopes, products], axis=1)
