@@ -109,6 +109,13 @@ def test_the_cache_can_be_disabled(folder, monkeypatch, tmp_path, name):
         assert jax.config.values[CACHE_DIR] is None
 
 
+def test_an_empty_name_of_the_cache_is_no_name(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("KEXPFAM_CACHE", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with double_precision():
+        assert jax.config.values[CACHE_DIR] == str(tmp_path / ".cache" / "kexpfam")
+
+
 PROGRAM = """if True:
     import json, sys
     import jax

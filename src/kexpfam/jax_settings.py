@@ -82,7 +82,7 @@ def _cache() -> Iterator[None]:
     with _lock:
         _open_contexts += 1
         if _open_contexts == 1 and jax.config.values["jax_compilation_cache_dir"] is None:
-            for name, value in _cache_settings(os.environ.get("KEXPFAM_CACHE")).items():
+            for name, value in _cache_settings(os.environ.get("KEXPFAM_CACHE") or None).items():
                 _caller_settings[name] = jax.config.values[name]
                 jax.config.update(name, value)
     try:

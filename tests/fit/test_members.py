@@ -48,6 +48,22 @@ def test_the_recent_rise_is_that_of_the_best_score(trainer):
     none, zeros = np.full(PARTS, -np.inf), np.zeros(PARTS)
     state = EnsembleState(np.asarray(0), members, weights, none, zeros, zeros.astype(int), zeros == 0.0)
     for score in (1.0, 1.5, 1.2):
-        state, _ = trainer.judged(state, members, np.full(PARTS, score))
+        state, _ = trainer.judged(state, weights, np.full(PARTS, score))
     assert state.top == pytest.approx(1.5)
     assert state.rise == pytest.approx(0.5 * 0.1 * 0.9)
+
+
+def test_the_number_of_epochs_between_two_judgements_does_not_matter(monkeypatch):
+    from kexpfam import KernelExpFamily
+    from kexpfam.fit import learned
+
+    X = np.random.default_rng(0).normal(size=(120, 4))
+    settings = Learned(folds=2, repeats=2, views=("plain",), epochs=8, patience=2)
+    models = []
+    for chunk in (1, 4, 8):
+        monkeypatch.setattr(learned, "CHUNK", chunk)
+        models.append(KernelExpFamily(model="chain", learned=settings, random_state=0).fit(X))
+    first = models[0].fits_["chain"].trace["held_out"]
+    for model in models[1:]:
+        np.testing.assert_array_equal(model.score_samples(X), models[0].score_samples(X))
+        np.testing.assert_array_equal(model.fits_["chain"].trace["held_out"], first)

@@ -139,7 +139,7 @@ class Learned(SettingsRecord):
     epochs: int = 400
     patience: int = 20
     progress: float = 1e-4
-    trial: float = 0.5
+    trial: float = 0.25
     lag: float = 0.1
     gain: float = 0.01
     farthest: float = 20.0

@@ -2,7 +2,7 @@
 candidate."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ from kexpfam.data.weights import effective_rows, part_of, weighted_mean
 from kexpfam.fit.problem import Status
 from kexpfam.fit.task import Candidate, Fitted, Splits, Task
 from kexpfam.model.ensemble import LawDensity
-from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
+from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture
 from kexpfam.progress import Listener, Report
 
 __all__ = [
@@ -107,7 +107,9 @@ def best_shape(
         rising = [diagonal for diagonal, found in scores.items() if not _falls(found)]
         if components > 1 and components * ROWS_PER_COMPONENT > rows:
             break
-        for diagonal, found in zip(rising, side_by_side(score, [MixtureShape(components, d) for d in rising]), strict=True):
+        for diagonal, found in zip(
+            rising, side_by_side(score, [MixtureShape(components, d) for d in rising]), strict=True
+        ):
             scores[diagonal].append(found)
         if report is not None:
             report(Report("mixture", place, len(counts), {}))
@@ -158,23 +160,19 @@ def fit_mixture(
     # The products are small: several BLAS threads would wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
         start, _ = kmeans_plusplus(points, shape.components, sample_weight=weight, random_state=seed)
-        nearest = np.argmin(cdist(points, start), axis=1)
-        nearest_only = lambda rows, _: weight[rows] * np.eye(shape.components)[:, nearest[rows]]
-        mixture, last = moments.mixture(moments.sums(columns, nearest_only)), -np.inf
+        nearest = np.eye(shape.components)[:, np.argmin(cdist(points, start), axis=1)]
+        sums = sum(weight[own] * nearest[:, own] @ block.T for own, block in moments.blocks(columns))
+        mixture, last = moments.mixture(sums), -np.inf
         for _ in range(EM_STEPS):
-            parameters, values = moments.parameters(mixture), np.empty(len(points))
-
-            def memberships(rows: slice, features: np.ndarray) -> np.ndarray:
-                log_parts = parameters @ features
-                top = log_parts.max(axis=0)
-                parts = np.exp(log_parts - top)
+            parameters, sums, value = moments.parameters(mixture), 0.0, 0.0
+            for own, block in moments.blocks(columns):
+                exponents = parameters @ block
+                exponents -= (top := exponents.max(axis=0))
+                parts = np.exp(exponents, out=exponents)
                 totals = parts.sum(axis=0)
-                values[rows] = top + np.log(totals)
-                return parts * (weight[rows] / totals)
-
-            sums = moments.sums(columns, memberships)
-            value = float(np.average(values, weights=weight))
-            if value < last + SMALLEST_RISE:
+                value += weight[own] @ (top + np.log(totals))
+                sums = sums + (weight[own] / totals * parts) @ block.T
+            if value < last + SMALLEST_RISE * weight.sum():
                 break
             mixture, last = moments.mixture(sums), value
     return mixture
@@ -192,20 +190,14 @@ class Moments(NamedTuple):
         """Return the columns of each product."""
         return (np.arange(self.dim),) * 2 if self.diagonal else np.triu_indices(self.dim)
 
-    def sums(
-        self, columns: Float[np.ndarray, "d n"], counts: Callable[[slice, np.ndarray], np.ndarray]
-    ) -> Float[np.ndarray, "k f"]:
-        """Return the sums of the features over all rows, which count ``counts`` in each component.
-
-        Features are computed for a block of rows at a time."""
+    def blocks(self, columns: Float[np.ndarray, "d n"]) -> Iterator[tuple[slice, Float[np.ndarray, "f b"]]]:
+        """Yield the features of some rows at a time, and which rows they are."""
         first, second = self.pairs
-        block, total = max(LEAST_BLOCK, BLOCK_NUMBERS // (1 + self.dim + len(first))), 0.0
-        for begin in range(0, columns.shape[1], block):
-            rows = slice(begin, begin + block)
-            x = columns[:, rows]
-            features = np.concatenate([np.ones((1, x.shape[1])), x, x[first] * x[second]])
-            total = total + counts(rows, features) @ features.T
-        return total
+        size = max(LEAST_BLOCK, BLOCK_NUMBERS // (1 + self.dim + len(first)))
+        for begin in range(0, columns.shape[1], size):
+            own = slice(begin, begin + size)
+            x = columns[:, own]
+            yield own, np.concatenate([np.ones((1, x.shape[1])), x, x[first] * x[second]])
 
     def mixture(self, sums: Float[np.ndarray, "k f"]) -> Mixture:
         """Return the mixture with these moments."""

@@ -120,7 +120,7 @@ class Subject(Evaluation):
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis; with the calibration on held-out rows if all targets are numbers."""
-        numbers = self.conditional and not any(kind.categorical for kind in self.kinds.targets)
+        numbers = not any(kind.categorical for kind in self.kinds.targets)
         given = self.given if numbers and not np.any(np.isnan(self.Y)) else ()
         return self.model.diagnose(*given, random_state=self.seed)
 
