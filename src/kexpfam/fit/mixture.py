@@ -33,7 +33,7 @@ EM_STEPS = 60
 # The share of the rows that decides on the number of components if no splits are given.
 VALIDATION_SHARE = 0.2
 # EM stops if the mean log density rises by less than this (nats).
-SMALLEST_RISE = 1e-4
+SMALLEST_RISE = 1e-3
 # The numbers in a block of features of rows, and the least number of its rows.
 BLOCK_NUMBERS, LEAST_BLOCK = 200_000, 64
 # Added to the number of rows of a component, so that the moments of an empty one are finite.
