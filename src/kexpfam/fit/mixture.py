@@ -8,14 +8,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.spatial.distance import cdist
 from threadpoolctl import threadpool_limits
 
 from kexpfam.data.weights import effective_rows, part_of, weighted_mean
 from kexpfam.fit.problem import Status
 from kexpfam.fit.task import Candidate, Fitted, Splits, Task
 from kexpfam.model.ensemble import LawDensity
-from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture
+from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
 from kexpfam.progress import Listener, Report
 
 __all__ = [
@@ -99,8 +98,8 @@ def best_shape(
 
     def score(shape: MixtureShape) -> float:
         mixture = fit_mixture(points[training], shape, seed=seed, weight=part_of(weight, training))
-        densities = mixture.log_densities(points[held_out])
-        return float(weighted_mean(densities, part_of(weight, held_out)))
+        scores = Moments.of(shape, points).log_densities(mixture, points[held_out])
+        return float(weighted_mean(scores, part_of(weight, held_out)))
 
     scores: dict[bool, list[float]] = {False: [], True: []}
     for place, components in enumerate(counts, start=1):
@@ -131,7 +130,7 @@ def mixture_held_out(
 
     def score(kept: np.ndarray, held: np.ndarray) -> None:
         mixture = fit_mixture(points[kept], shape, seed=seed, weight=part_of(weight, kept))
-        scores[held] = mixture.log_densities(points[held])
+        scores[held] = Moments.of(shape, points).log_densities(mixture, points[held])
 
     side_by_side(score, splits.kept, splits.held)
     return scores
@@ -153,15 +152,17 @@ def fit_mixture(
     of moments with natural parameters, and of moments with memberships. scikit-learn's loop over components
     takes several times as long, and has no weights."""
     from sklearn.cluster import kmeans_plusplus  # slow to import
+    from sklearn.metrics import pairwise_distances_argmin
 
     weight = np.ones(len(points)) if weight is None else weight
-    moments = Moments(points.shape[1], shape.diagonal)
+    moments = Moments.of(shape, points)
     columns = np.ascontiguousarray(points.T)
     # The products are small: several BLAS threads would wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
         start, _ = kmeans_plusplus(points, shape.components, sample_weight=weight, random_state=seed)
-        nearest = np.eye(shape.components)[:, np.argmin(cdist(points, start), axis=1)]
-        sums = sum(weight[own] * nearest[:, own] @ block.T for own, block in moments.blocks(columns))
+        nearest, identity = pairwise_distances_argmin(points, start), np.eye(shape.components)
+        hard = lambda own: weight[own] * identity[:, nearest[own]]
+        sums = sum(hard(own) @ block.T for own, block in moments.blocks(columns))
         mixture, last = moments.mixture(sums), -np.inf
         for _ in range(EM_STEPS):
             parameters, sums, value = moments.parameters(mixture), 0.0, 0.0
@@ -184,6 +185,11 @@ class Moments(NamedTuple):
 
     dim: int
     diagonal: bool
+
+    @staticmethod
+    def of(shape: MixtureShape, points: np.ndarray) -> "Moments":
+        """Return the features of these points for mixtures of this shape."""
+        return Moments(points.shape[1], shape.diagonal)
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -221,3 +227,8 @@ class Moments(NamedTuple):
         constants = mixture.log_weights + log_determinants - 0.5 * squares - 0.5 * self.dim * LOG_TWO_PI
         products = np.where(first == second, -0.5, -1.0) * precisions[:, first, second]
         return np.concatenate([constants[:, None], slopes, products], axis=1)
+
+    def log_densities(self, mixture: Mixture, points: np.ndarray) -> Float[np.ndarray, " n"]:
+        """Return the log density of each point."""
+        parameters, columns = self.parameters(mixture), np.ascontiguousarray(points.T)
+        return np.concatenate([logsumexp(parameters @ block, axis=0) for _, block in self.blocks(columns)])

@@ -12,9 +12,9 @@ __all__ = ["relevant_dimensions"]
 # A dimension matters if permuting it costs a classifier of data against base this much (nats), and 3 standard
 # errors.
 RELEVANCE_FLOOR = 0.01
-# The most rows of the data that the classifier sees, and the bins of a column: quantiles of weighted rows are
-# slow.
-MOST_ROWS, BINS = 2_500, 63
+# The most rows of the data that the classifier sees, the most held-out rows with a permuted column, and the
+# bins of a column: quantiles of weighted rows are slow.
+MOST_ROWS, PERMUTED_ROWS, BINS = 2_500, 1_500, 63
 
 
 def relevant_dimensions(
@@ -47,6 +47,7 @@ def relevant_dimensions(
             labels[held_out],
             scoring="neg_log_loss",
             n_repeats=4,
+            max_samples=min(PERMUTED_ROWS, len(held_out)),
             random_state=seed,
             sample_weight=weights[held_out],
         )
