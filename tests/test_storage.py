@@ -818,17 +818,17 @@ class TestCheckpoint:
     state = {"name": "kept as it is", "step": jnp.asarray(2), "weights": jnp.arange(3.0)}
 
     def test_without_a_file_the_template_is_the_state(self, file):
-        assert Checkpoint(file, self.task()).read(self.state) is self.state
+        assert Checkpoint(file, self.task()).read(self.state) == (self.state, {})
 
     def test_the_state_comes_back_to_the_same_task(self, file):
         Checkpoint(file, self.task()).write(self.state)
         template = {"name": "kept as it is", "step": jnp.asarray(0), "weights": jnp.zeros(3)}
-        assert same(Checkpoint(file, self.task()).read(template), self.state)
+        assert same(Checkpoint(file, self.task()).read(template)[0], self.state)
 
     def test_equal_records_are_one_task(self, file):
         Checkpoint(file, self.task()).write(self.state)
         copied = jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, self.task())
-        assert same(Checkpoint(file, copied).read(self.state), self.state)
+        assert same(Checkpoint(file, copied).read(self.state)[0], self.state)
 
     OTHERS = {
         "row": lambda problem, solver: (
@@ -870,7 +870,7 @@ class TestCheckpoint:
 
     def test_classes_and_functions_of_the_users_own_are_part_of_a_task(self, file):
         Checkpoint(file, (example_problem(), OwnSolver(3))).write(self.state)
-        assert same(Checkpoint(file, (example_problem(), OwnSolver(3))).read(self.state), self.state)
+        assert same(Checkpoint(file, (example_problem(), OwnSolver(3))).read(self.state)[0], self.state)
         for other in (OwnSolver(4), OwnSolver(3, rule=max), OtherSolver(3)):
             with pytest.raises(StorageError, match="belongs to a fit of other data, settings or solver"):
                 Checkpoint(file, (example_problem(), other)).read(self.state)
@@ -889,7 +889,7 @@ class TestCheckpoint:
                 checkpoint.write(self.state | {"weights": jnp.ones(3)})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert same(checkpoint.read(self.state), self.state)
+        assert same(checkpoint.read(self.state)[0], self.state)
 
     def test_a_model_is_no_checkpoint(self, file):
         save_tree(file, "KernelExpFamily", [], {})
@@ -904,14 +904,11 @@ class TestCheckpointOfAFit:
         width=4, transport_depth=1, nu_depth=1, batch_size=16, transport_updates=1, nu_updates=1
     )
 
-    def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **settings):
-        settings = {
-            "model": "kernel",
-            "kernel": Kernel(lengthscale=1.0, rkhs_penalty=0.01, n_centres=10),
-            "random_state": 0,
-        } | settings
+    def fitted(self, file, rows=None, *, steps=30, progress=False, saddle=None, **changes):
+        kernel = Kernel(**{"lengthscale": 1.0, "rkhs_penalty": 0.01, "n_centres": 10} | changes)
+        options = {"model": "kernel", "kernel": kernel, "checkpoint": file, "random_state": 0}
         solver = DDE(steps=steps, saddle=saddle or self.saddle)
-        model = KernelExpFamily(solver=solver, checkpoint=file, progress=progress, **settings)
+        model = KernelExpFamily(solver=solver, progress=progress, **options)
         return model.fit(self.rows if rows is None else rows)
 
     def test_a_solver_of_the_users_own_has_one_too(self, file):
@@ -946,6 +943,29 @@ class TestCheckpointOfAFit:
         np.testing.assert_allclose(
             resumed.score_samples(self.rows), whole.score_samples(self.rows), rtol=1e-6
         )
+        assert len(resumed.solution_.trace["value"]) == len(whole.solution_.trace["value"])
+
+
+def test_a_resumed_chain_is_stored_as_an_uninterrupted_one(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(150, 3))
+    options = {"model": "chain", "effort": "fast", "random_state": 0}
+    whole = KernelExpFamily(**options).fit(rows)
+    whole.save(tmp_path / "whole")
+    reports = int(whole.fits_["chain"].trace["held_out"].size) // 5
+    for stop in (1, reports - 1):
+        seen = []
+
+        def interrupt(report, seen=seen, stop=stop):
+            seen.append(report)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        file = tmp_path / f"state{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            KernelExpFamily(**options, progress=interrupt, checkpoint=file).fit(rows)
+        resumed = KernelExpFamily(**options, checkpoint=file).fit(rows).set_params(checkpoint=None)
+        resumed.save(tmp_path / "resumed")
+        assert (tmp_path / "resumed").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 @pytest.mark.slow

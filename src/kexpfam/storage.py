@@ -162,14 +162,14 @@ class Checkpoint:
         tensors = _Tensors(restored=False)
         self._fingerprint = _checksum({"task": _json(_encode(task, "task", tensors))}, tensors)
 
-    def read(self, template: Any) -> Any:
-        """Return the template with the stored arrays, or unchanged if there is no file yet.
+    def read(self, template: Any) -> tuple[Any, dict[str, np.ndarray]]:
+        """Return the template with the stored arrays, or unchanged if there is no file yet, and the trace.
 
         With several processes, all of them read the file of the first one.
         """
         with processes.first_process_file(self.path) as path:
             if path is None:
-                return template
+                return template, {}
             kind, leaves, metadata = load_tree(path)
         arrays, rest = eqx.partition(template, eqx.is_array)
         expected, structure = jax.tree.flatten(arrays)
@@ -177,18 +177,20 @@ class Checkpoint:
         if not same_task or [leaf.shape for leaf in leaves] != [leaf.shape for leaf in expected]:
             wrong = f"{self.path} belongs to a fit of other data, settings or solver"
             raise StorageError(f"{wrong}; remove it or name another")
-        return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
+        return eqx.combine(jax.tree.unflatten(structure, leaves), rest), metadata.get("trace", {})
 
-    def write(self, state: Any) -> None:
-        """Replace the file by the arrays of the state; only the first of several processes writes.
+    def write(self, state: Any, trace: dict[str, np.ndarray] | None = None) -> None:
+        """Replace the file by the arrays of the state and the trace of the steps so far.
 
-        A file that cannot be written raises a warning, not an error.
+        Only the first of several processes writes. A file that cannot be written raises a warning, not an
+        error.
         """
         if processes.place().rank:
             return
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
         try:
-            save_tree(self.path, "checkpoint", leaves, {"fingerprint": self._fingerprint})
+            content = {"fingerprint": self._fingerprint, "trace": trace or {}}
+            save_tree(self.path, "checkpoint", leaves, content)
         except OSError as problem:
             reason = f"the checkpoint {self.path} is not written: {problem.strerror or problem}"
             message = f"{reason}. The fit continues; if it is interrupted, it resumes from an earlier state."

@@ -101,7 +101,7 @@ def end_status(outcome: Run, facts: dict[str, float]) -> Status:
 class DDE(SaddleSolver):
     """Doubly dual embedding: a nested stochastic search for the saddle point of f, nu and a transport.
 
-    ``steps`` are updates of f. By default the schedules run over 800 steps, and the run continues until it
+    ``steps`` are updates of f. By default the schedules run over 400 steps, and the run continues until it
     has converged, up to ``extension`` times as many; from a warm start there are 50.
 
     Parameters
@@ -125,14 +125,14 @@ class DDE(SaddleSolver):
     saddle: Any = None
     snapshots: bool = False
     tolerance: float = 0.02
-    extension: int = 2
-    check_every: int = 200
+    extension: int = 3
+    check_every: int = 50
     retries: int = 2
     retry_factor: float = 1.0 / 3.0
     snapshot_draws: int = 1000
 
     supports_conditions: ClassVar[bool] = True
-    default_steps: ClassVar[tuple[int, int]] = (800, 50)
+    default_steps: ClassVar[tuple[int, int]] = (400, 50)
     records: ClassVar[tuple[str, ...]] = (
         *(*SaddleTerms._fields, "value"),
         *("sampler_gap", "effective_share", "f_gradient"),

@@ -68,11 +68,14 @@ def run(
     the name in the progress bar. ``watch(state)`` is recorded at the start and after every chunk. ``compute``
     runs a chunk of steps. A median ``sampler_gap`` above ``most_gap`` nats is a divergence.
     """
-    traces, status = [], Status.RAN_ALL_STEPS
+    trace: dict[str, np.ndarray] = {}
     if checkpoint is not None:
-        state = checkpoint.read(state)
+        state, trace = checkpoint.read(state)
+    status = Status.NO_STEPS if steps == 0 else Status.RAN_ALL_STEPS
+    if trace and stop is not None and stop(state):
+        return Run(state, Status.CONVERGED, trace, {})
     if int(state.step) >= steps:
-        return Run(state, Status.NO_STEPS if steps == 0 else status, {}, {})
+        return Run(state, status, trace, {})
     watched = {} if watch is None else {str(int(state.step)): watch(state)}
     while int(state.step) < steps:
         # Partitionable random numbers cost twice as much, and these draws are not sharded.
@@ -83,11 +86,11 @@ def run(
             status = Status.DIVERGED
             break
         state = candidate
-        traces.append(row)
+        trace = {name: np.concatenate([trace.get(name, row[name][:0]), row[name]]) for name in row}
         if watch is not None:
             watched[str(int(state.step))] = watch(state)
         if checkpoint is not None:
-            checkpoint.write(state)
+            checkpoint.write(state, trace)
         if stop is not None and stop(state):
             status = Status.CONVERGED
             break
@@ -98,8 +101,6 @@ def run(
             except OutOfTimeError:
                 status = Status.OUT_OF_TIME
                 break
-    names = traces[0] if traces else {}
-    trace = {name: np.concatenate([row[name] for row in traces]) for name in names}
     return Run(state, status, trace, watched)
 
 

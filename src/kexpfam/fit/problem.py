@@ -115,12 +115,12 @@ class Solution(NamedTuple):
 class Checkpoint(Protocol):
     """A place where a run stores its state and reads it again."""
 
-    def read(self, template: eqx.Module) -> eqx.Module:
-        """Return the stored state, or the template if there is none."""
+    def read(self, template: eqx.Module) -> tuple[eqx.Module, dict[str, np.ndarray]]:
+        """Return the stored state, or the template if there is none, and the trace of the steps before it."""
         ...
 
-    def write(self, state: eqx.Module) -> None:
-        """Store the state."""
+    def write(self, state: eqx.Module, trace: dict[str, np.ndarray]) -> None:
+        """Store the state and the trace of the steps before it."""
         ...
 
 
