@@ -20,7 +20,7 @@ from reproduction.evidence import (
     standard_error,
     unless,
 )
-from reproduction.records import Record, chosen, good
+from reproduction.records import Record, chosen, good, unseen_halves
 from reproduction.tables import PAPER, RIVALS, gaps_to_exact, label, slope, slope_text
 
 __all__ = [
@@ -355,7 +355,7 @@ def cheaper(records: Records) -> Finding | None:
 
 def of_table2(records: Records, method: str) -> dict[str, dict[int, float]]:
     """Return the NLL of Table 2 by set and half; empty unless every set of the paper has records."""
-    rows = chosen(records.get("table2", []), method=method)
+    rows = chosen(unseen_halves(records.get("table2", [])), method=method)
     found = {name: by_seed(chosen(rows, dataset=name), "nll") for name in PAPER["table2"]}
     return found if all(found.values()) else {}
 

@@ -15,7 +15,7 @@ from reproduction.measurements.reach import reach
 from reproduction.measurements.real import joint, regression
 from reproduction.measurements.stationarity import stationarity
 from reproduction.measurements.synthetic import algorithm, density, dual, space
-from reproduction.measurements.using import anomaly, drift, novelty, planted
+from reproduction.measurements.using import anomaly, drift, novelty, planted, update
 from reproduction.records import Values
 from reproduction.specs import Cell
 
@@ -44,5 +44,6 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "novelty": novelty,
     "anomaly": anomaly,
     "planted": planted,
+    "update": update,
     "drift": drift,
 }
