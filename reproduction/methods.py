@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from kexpfam import Kernel
+from kexpfam import Kernel, Learned
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Solver, solver_from
@@ -64,6 +64,11 @@ CONDITIONALS: dict[str, Method] = {
     "auto": Method("ConditionalKernelExpFamily"),
     "dde": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "dde"}),
     "exact": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "exact"}),
+    # Parts of the default: the inputs as they are, their piecewise-linear encoding, and both with trees.
+    "plain inputs": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("plain",))}),
+    "encoded inputs": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("encoded",))}),
+    "inputs and trees": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("plain+trees",))}),
+    "trees alone": Method("BoostedNormal", module=OURS),
     "kcef": Method("ConditionalScoreMatching"),
     "epsilon-kde": Method("NeighbourDensity"),
     "lscde": Method("LeastSquaresConditional"),

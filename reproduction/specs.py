@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "uci",
     "unseen",
     "labelled",
+    "ablation",
     "joint",
     "posteriors",
     "mixed",
