@@ -29,6 +29,7 @@ __all__ = [
     "labelled_split",
     "regression_split",
     "stored",
+    "stored_array",
 ]
 
 FOLDER_VARIABLE = "KEXPFAM_TABLES"
@@ -87,6 +88,11 @@ def stored(kind: str, name: str) -> dict[str, np.ndarray]:
     """Return the arrays of one file of the user's folder."""
     with np.load(_file(kind, f"{name}.npz"), allow_pickle=False) as content:
         return {key: content[key] for key in content.files}
+
+
+def stored_array(kind: str, name: str) -> np.ndarray:
+    """Return the array of one file of the user's folder."""
+    return np.load(_file(kind, name), allow_pickle=False)
 
 
 def regression_split(name: str, split: int) -> Split:
