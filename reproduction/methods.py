@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from kexpfam import Kernel
+from kexpfam import Kernel, Learned
 from kexpfam.estimators.kernel_exp_family import KernelExpFamily
 from kexpfam.fit.dde import DDE
 from kexpfam.fit.problem import Solver, solver_from
@@ -62,10 +62,13 @@ DENSITIES: dict[str, Method] = {
 }
 CONDITIONALS: dict[str, Method] = {
     "auto": Method("ConditionalKernelExpFamily"),
-    # The same call under a name of its own, for sets whose records of "auto" are of the kernel model alone.
-    "stacked": Method("ConditionalKernelExpFamily"),
     "dde": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "dde"}),
     "exact": Method("ConditionalKernelExpFamily", {"model": "kernel", "solver": "exact"}),
+    # Parts of the default: the inputs as they are, their piecewise-linear encoding, and both with trees.
+    "plain inputs": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("plain",))}),
+    "encoded inputs": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("encoded",))}),
+    "inputs and trees": Method("ConditionalKernelExpFamily", {"learned": Learned(views=("plain+trees",))}),
+    "trees alone": Method("BoostedNormal", module=OURS),
     "kcef": Method("ConditionalScoreMatching"),
     "epsilon-kde": Method("NeighbourDensity"),
     "lscde": Method("LeastSquaresConditional"),
@@ -86,8 +89,13 @@ OF_KERNEL = {"model": "kernel", "kernel": Kernel(**GIVEN)}
 COSTED: dict[str, Method] = {
     "auto": Method("KernelExpFamily", OF_KERNEL),
     "dde": Method("KernelExpFamily", OF_KERNEL | {"solver": "dde"}),
-    "score matching, full": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "full"}),
+    "score matching, full": Method(
+        "ScoreMatchingExpFamily", GIVEN | {"variant": "full", "max_equations": 20_000}
+    ),
     "score matching, nystrom": Method("ScoreMatchingExpFamily", GIVEN | {"variant": "nystrom"}),
+    "kcef": Method(
+        "ConditionalScoreMatching", {"lengthscale": 1.0, "condition_lengthscale": 1.0, "rkhs_penalty": 1e-3}
+    ),
 }
 # Settings of spaces of f other than that of the Gaussian kernel at centres.
 SPACES: dict[str, Kernel] = {
@@ -97,7 +105,6 @@ SPACES: dict[str, Kernel] = {
 # Displayed names of methods; the default is the name in the specs.
 LABELS = {
     "auto": "auto (default)",
-    "stacked": "default, with chains",
     "dde": "DDE alone",
     "kde": "KDE",
     "kcef": "KCEF",

@@ -29,6 +29,7 @@ __all__ = [
     "labelled_split",
     "regression_split",
     "stored",
+    "stored_array",
 ]
 
 FOLDER_VARIABLE = "KEXPFAM_TABLES"
@@ -89,10 +90,17 @@ def stored(kind: str, name: str) -> dict[str, np.ndarray]:
         return {key: content[key] for key in content.files}
 
 
+def stored_array(kind: str, name: str) -> np.ndarray:
+    """Return the array of one file of the user's folder."""
+    return np.load(_file(kind, name), allow_pickle=False)
+
+
 def regression_split(name: str, split: int) -> Split:
     """Return a standard split of a UCI set, in its own units, the target in the last column."""
     if name == STAND_IN:
         return _wave(split)
+    if name == "diabetes":
+        return _diabetes(split)
     content = stored("uci", name)
     if f"test_{split}" not in content:
         raise ValueError(f"uci/{name}.npz has no split {split}: there is no array test_{split}.")
@@ -114,6 +122,14 @@ def labelled_split(name: str, seed: int) -> tuple[Any, Any, str]:
     order = np.random.default_rng(seed).permutation(len(table))
     test, train = np.split(order, [len(table) // LABELLED_PART])
     return table.iloc[train].reset_index(drop=True), table.iloc[test].reset_index(drop=True), LABELLED[name]
+
+
+def _diabetes(seed: int) -> Split:
+    """Return scikit-learn's diabetes table in random order, a tenth for the test."""
+    from sklearn.datasets import load_diabetes
+
+    rows = np.random.default_rng(seed).permutation(np.column_stack(load_diabetes(return_X_y=True)))
+    return Split(rows[len(rows) // LABELLED_PART :], rows[: len(rows) // LABELLED_PART])
 
 
 def _wave(seed: int) -> Split:

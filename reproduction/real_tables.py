@@ -23,6 +23,7 @@ from reproduction.tables import (
 
 __all__ = [
     "PUBLISHED",
+    "ablation",
     "by_dataset",
     "details",
     "joint",
@@ -38,6 +39,7 @@ with (Path(__file__).parent / "published.toml").open("rb") as stream:
     PUBLISHED = tomllib.load(stream)
 
 REGRESSORS = ("auto", "ngboost", "quantile forest", "conditional kde")
+PARTS = ("auto", "plain inputs", "encoded inputs", "inputs and trees", "trees alone")
 LABELLED = ("auto", "ngboost", "quantile forest")
 DENSITY_MODELS = ("auto", "sklearn mixture", "spline flow", "vine")
 # Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a
@@ -100,6 +102,16 @@ def labelled(records: list[Record]) -> str:
             ["", "", "fit s / MB", *map(_time_and_memory, mine)],
         ]
     return markdown(("set", "rows × inputs", "", *_names(LABELLED)), rows)
+
+
+def ablation(records: list[Record]) -> str:
+    """Return NLL and cost of the default and of each of its parts alone."""
+    rows = []
+    for dataset, here in by_dataset(records):
+        texts = lowest_in_bold(_likelihoods(here, PARTS, 3), _mean_nlls(here, PARTS))
+        rows.append([dataset, _size(here), count(chosen(here, method="auto")), *texts])
+    header = ("set", "rows × inputs", "splits", *_names(PARTS))
+    return f"{markdown(header, rows)}\n\n{legend(PARTS, CONDITIONALS)}"
 
 
 def joint(records: list[Record]) -> str:

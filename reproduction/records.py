@@ -10,10 +10,13 @@ from typing import Any
 from kexpfam.version import __version__
 from reproduction.specs import Cell, Spec, identity
 
-__all__ = ["Ledger", "Record", "Unavailable", "Values", "chosen", "good", "provenance"]
+__all__ = ["Ledger", "Record", "Unavailable", "Values", "chosen", "good", "provenance", "unseen_halves"]
 
 Record = dict[str, Any]
 Values = dict[str, Any]
+
+# No choice has seen the random halves from this number on.
+FIRST_UNSEEN_HALF = 100
 
 
 class Unavailable(Exception):
@@ -78,3 +81,8 @@ def chosen(records: list[Record], **wanted: Any) -> list[Record]:
         for record in records
         if all(record["cell"].get(name) == value for name, value in wanted.items())
     ]
+
+
+def unseen_halves(records: list[Record]) -> list[Record]:
+    """Return the records of the random halves that no choice has seen."""
+    return [record for record in records if record["cell"]["seed"] >= FIRST_UNSEEN_HALF]

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent / "specs"
 COMMAND = "kexpfam reproduce"
 EXPERIMENTS = (
     "table1",
+    "moons",
     "table2",
     "larger",
     "figures",
@@ -29,6 +30,7 @@ EXPERIMENTS = (
     "uci",
     "unseen",
     "labelled",
+    "ablation",
     "joint",
     "posteriors",
     "mixed",

@@ -55,4 +55,10 @@ def others(records: list[Record]) -> str:
         rows.append(["false alarms in 10,000 rows, at 5 %", f"{alarms} of {runs} runs"])
         delay = np.median([one["median_delay"] for one in drifts])
         rows.append(["rows until a shift of 0.5 sd in one of ten columns", f"{delay:.0f} (median)"])
+    for record in good(records, measure="update"):
+        values = record["values"]
+        what = f"update with a tenth of new rows, {record['cell']['dataset']}"
+        cost = f"{values['share']:.0%} of a fit's processor time"
+        scores = f"NLL {values['updated_nll']:.3f} against {values['nll']:.3f} ± {values['error']:.3f}"
+        rows.append([what, f"{cost}, {scores}"])
     return markdown(("measured", "result"), rows) if rows else ""

@@ -14,8 +14,8 @@ from reproduction.measurements.protocol import released_protocol
 from reproduction.measurements.reach import reach
 from reproduction.measurements.real import joint, regression
 from reproduction.measurements.stationarity import stationarity
-from reproduction.measurements.synthetic import algorithm, density, dual, space
-from reproduction.measurements.using import anomaly, drift, novelty, planted
+from reproduction.measurements.synthetic import algorithm, density, dual, moons, space
+from reproduction.measurements.using import anomaly, drift, novelty, planted, update
 from reproduction.records import Values
 from reproduction.specs import Cell
 
@@ -25,6 +25,7 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "density": density,
     "algorithm": algorithm,
     "dual": dual,
+    "moons": moons,
     "conditional": conditional,
     "released_protocol": released_protocol,
     "bare_neighbours": bare_neighbours,
@@ -44,5 +45,6 @@ MEASUREMENTS: dict[str, Callable[[Cell], Values]] = {
     "novelty": novelty,
     "anomaly": anomaly,
     "planted": planted,
+    "update": update,
     "drift": drift,
 }

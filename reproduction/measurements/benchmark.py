@@ -15,7 +15,7 @@ from reproduction.specs import Cell
 __all__ = ["conditional", "halves"]
 
 # Methods whose sampler is apart from their density, so that there is something to diagnose.
-CALIBRATED = ("auto", "stacked", "dde")
+CALIBRATED = ("auto", "dde")
 
 
 def conditional(cell: Cell) -> Values:

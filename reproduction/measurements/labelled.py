@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-from kexpfam import ConditionalKernelExpFamily
 from reproduction.cost import Cost
 from reproduction.measurements.real import COVERAGE, likelihood
 from reproduction.methods import CONDITIONALS
@@ -26,11 +25,12 @@ def labelled(cell: Cell) -> Values:
     """
     train, test, target = labelled_split(cell["dataset"], cell["seed"])
     y, y_test = (table.pop(target).to_numpy(float) for table in (train, test))
-    ours = cell["method"] == "auto"
+    estimator = CONDITIONALS[cell["method"]]
+    ours = estimator.estimator == "ConditionalKernelExpFamily"
     X, X_test = (train, test) if ours else encoded(train, test)
-    model: Any = CONDITIONALS[cell["method"]](cell["seed"])
-    if ours:
-        model = ConditionalKernelExpFamily(effort=cell.get("effort", "default"), random_state=cell["seed"])
+    model: Any = estimator(cell["seed"])
+    if "effort" in cell:
+        model.set_params(effort=cell["effort"])
     jax.clear_caches()
     with Cost() as cost:
         model.fit(X, y)

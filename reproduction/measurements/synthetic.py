@@ -14,10 +14,11 @@ from kexpfam.model.density import TiltedDensity
 from kexpfam.model.kernels import median_distance
 from reproduction.cost import Cost, timed
 from reproduction.methods import DENSITIES, DUALS, SPACES, solver_named, with_solver
+from reproduction.real_data import stored_array
 from reproduction.records import Values
 from reproduction.specs import Cell
 
-__all__ = ["algorithm", "density", "dual", "ring_shares", "space", "synthetic"]
+__all__ = ["algorithm", "density", "dual", "moons", "ring_shares", "space", "synthetic"]
 
 TEST_ROWS = {"two-moons": 5000, "rings": 5000, "grid": 1500}
 DRAWS, JUDGED_DRAWS, REFINING_STEPS = 5000, 4000, 10
@@ -36,6 +37,25 @@ def density(cell: Cell) -> Values:
 def algorithm(cell: Cell) -> Values:
     """Return the same for one solver of the kernel exponential family."""
     return _measured(with_solver(solver_named(cell["method"]), cell["seed"]), cell)
+
+
+def moons(cell: Cell) -> Values:
+    """Return the distance between draws and the paper's test rows of the two moons.
+
+    The draws are those of the truth, or of an estimator fitted to the paper's training rows or to fresh ones.
+    """
+    truth, seed = synthetic("two-moons", 2), cell["seed"]
+    rows, test = (
+        stored_array("synthetic", f"two_moon_{part}.npy").astype(float) for part in ("train", "test")
+    )
+    lengthscale = MMD_SCALE * median_distance(rows, most=len(rows))
+    if cell["method"] == "truth":
+        draws = truth.sample(len(test), random_state=seed)
+    else:
+        train = rows if cell["train"] == "paper" else truth.sample(len(rows), random_state=seed)
+        draws = DENSITIES[cell["method"]](seed).fit(train).sample(len(test), random_state=seed)
+    distance = mmd_squared(draws, test, lengthscale=lengthscale)
+    return {"mmd": distance.value, "mmd_error": distance.standard_error}
 
 
 def dual(cell: Cell) -> Values:

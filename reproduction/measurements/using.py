@@ -7,17 +7,19 @@ import numpy as np
 
 from reproduction.cost import Cost
 from reproduction.mixed_data import TABLES
-from reproduction.real_data import chain, stored
+from reproduction.real_data import chain, joint_split, stored
 from reproduction.records import Values
 from reproduction.specs import Cell
 
-__all__ = ["anomaly", "drift", "novelty", "planted"]
+__all__ = ["anomaly", "drift", "novelty", "planted", "update"]
 
 NEW_ROWS, LEVEL = 2000, 0.05
 # Outliers among the rows of a search for them, their number, and the false discovery rate that is asked for.
 OUTLIERS, SEARCHED, FDR = 40, 400, 0.1
 # A planted change, in standard deviations of its column, and the rows that have one.
 CHANGE, CHANGED = 5.0, 200
+# The share of new rows of an update.
+NEW_SHARE = 0.1
 # Rows with drift, and the shift of one column in standard deviations.
 DRIFTING, SHIFT = 1000, 0.5
 
@@ -97,6 +99,26 @@ def drift(cell: Cell) -> Values:
         "runs": cell["runs"],
         "found": float(found.mean()),
         "median_delay": float(np.median(delays)) if found.mean() > 0.5 else float(DRIFTING),
+    }
+
+
+def update(cell: Cell) -> Values:
+    """Return the cost of an update with a tenth of new rows as a share of a fit to all, and both NLL."""
+    train, test = joint_split(cell["dataset"], rows=cell["rows"], seed=cell["seed"])[:2]
+    old = round((1.0 - NEW_SHARE) * len(train))
+    model = _fitted(cell, train[:old], None)
+    model.update(train[old:])  # compiles
+    model = _fitted(cell, train[:old], None)
+    with Cost() as updating:
+        model.update(train[old:])
+    with Cost() as fitting:
+        again = _fitted(cell, train, None)
+    updated, fitted = (-one.score_samples(test) for one in (model, again))
+    return {
+        "share": updating.processor_seconds / fitting.processor_seconds,
+        "updated_nll": float(updated.mean()),
+        "nll": float(fitted.mean()),
+        "error": float(fitted.std() / np.sqrt(len(test))),
     }
 
 
