@@ -79,3 +79,16 @@ def test_a_command_that_discards_the_interrupt_ends_too(tmp_path):
     with process:
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "error: interrupted. No file was changed.\n")
+
+
+def test_an_interrupt_while_the_interpreter_ends_does_not_change_the_exit_code():
+    program = """if True:
+        import atexit, os, signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))  # after those that are registered later
+        sys.argv = ["kexpfam", "--version"]
+        from kexpfam.cli import main
+        main()
+    """
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")

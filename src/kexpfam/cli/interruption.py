@@ -1,5 +1,6 @@
 """Ctrl-C on the command line: one line that says how to resume, and exit code 130."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,6 +27,8 @@ def ends_soon_after_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # While the interpreter ends, the work is done: Ctrl-C would replace the exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
