@@ -10,7 +10,17 @@ from typing import Any
 from kexpfam.version import __version__
 from reproduction.specs import Cell, Spec, identity
 
-__all__ = ["Ledger", "Record", "Unavailable", "Values", "chosen", "good", "provenance", "unseen_halves"]
+__all__ = [
+    "FIRST_UNSEEN_HALF",
+    "Ledger",
+    "Record",
+    "Unavailable",
+    "Values",
+    "chosen",
+    "good",
+    "provenance",
+    "unseen_halves",
+]
 
 Record = dict[str, Any]
 Values = dict[str, Any]
