@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import kexpfam
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, KernelExpFamily, Rows
 from kexpfam.fit.learned import Learned
 from kexpfam.fit.task import Splits
 
@@ -50,6 +50,19 @@ def test_an_update_learns_new_rows_and_keeps_its_interface(model, tmp_path):
     updated.save(tmp_path / "new.kexpfam")
     again = kexpfam.load(tmp_path / "new.kexpfam")
     np.testing.assert_allclose(again.score_samples(test), updated.score_samples(test))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rows_that_are_kept_are_a_random_part_and_can_be_updated(seed):
+    settings = Learned(folds=4, repeats=1, width=6, epochs=3, cells=48, steps=40)
+    model = KernelExpFamily(model="chain", learned=settings, rows=Rows(kept=60), random_state=seed)
+    model.fit(table(seed, 200)[["a", "b"]])
+    parts, counts = np.unique(model._part, return_counts=True)
+    # Four parts with 15 % of the rows each, and the others; five standard errors.
+    assert parts.tolist() == [-1, 0, 1, 2, 3]
+    assert np.all(np.abs(counts - 60 * np.array([0.4, 0.15, 0.15, 0.15, 0.15])) < 5 * np.sqrt(60 * 0.24))
+    model.update(table(seed + 10, 40)[["a", "b"]])
+    assert model.n_rows_ == 240 and np.all(np.isfinite(model.score_samples(table(3, 9)[["a", "b"]])))
 
 
 def test_rows_that_do_not_fit_are_refused_and_leave_the_model(model):

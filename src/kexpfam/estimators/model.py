@@ -58,6 +58,8 @@ __all__ = ["KernelModel"]
 
 # Completions of a row with missing values in columns that had few or none during fit.
 GAP_DRAWS = 256
+# The stream of random numbers that chooses the training rows that are kept.
+KEPT_ROWS = 1
 
 
 class KernelModel(Estimator):
@@ -338,7 +340,8 @@ class KernelModel(Estimator):
             needed = kernel.problem.mean_feature is None or problem.mean_feature is None
         if rows <= most or needed:
             return
-        rng = np.random.default_rng(seed_from(key_from(self.random_state)))
+        # The splits permute the rows by the seed alone: their first rows are those that were held out.
+        rng = np.random.default_rng((KEPT_ROWS, seed_from(key_from(self.random_state))))
         kept = np.sort(rng.permutation(rows)[:most])
         for name in ("_training", "_training_targets", "_weight", "_part"):
             if getattr(self, name, None) is not None:
