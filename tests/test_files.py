@@ -37,7 +37,7 @@ WRITERS = {
     "model": (lambda path: save_tree(path, "new", {}, {}), lambda path: load_tree(path)[0] == "new"),
     "checkpoint": (
         lambda path: Checkpoint(path, "task").write({"x": np.ones(2)}),
-        lambda path: Checkpoint(path, "task").read({"x": np.zeros(2)})["x"].tolist() == [1.0, 1.0],
+        lambda path: Checkpoint(path, "task").read({"x": np.zeros(2)})[0]["x"].tolist() == [1.0, 1.0],
     ),
 }
 
