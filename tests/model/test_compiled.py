@@ -126,7 +126,8 @@ def test_distributions_are_those_of_the_members_in_float64(kind):
     density, X, y = conditional(kind)
     condition, parts = density.inputs.to_model(X), []
     for k in range(len(density)):
-        (points, levels), chance = density.members.member(k).law(condition)
+        law = density.members.member(k).single(condition)
+        (points, levels), chance = law.family.law(law.outputs, None), law.chance
         with np.errstate(over="ignore"):
             values = density.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
         part = Distributions.of_levels(values, levels)

@@ -12,7 +12,7 @@ from kexpfam.fit.task import Candidate, Fitted, Task
 from kexpfam.fit.trees import boosted
 from kexpfam.model.chain import Chain
 from kexpfam.model.density import Inputs
-from kexpfam.model.ensemble import ChainDensity
+from kexpfam.model.ensemble import ChainDensity, Pool
 
 __all__ = ["ChainCandidate"]
 
@@ -42,7 +42,8 @@ class ChainCandidate(Candidate):
             budget=task.budget,
             checkpoint=task.checkpoint_for("chain", (sample, self.settings, task.scaling)),
         )
-        density = ChainDensity(ensemble.chain, task.scaling, inputs)
+        pooled = Pool.suits(ensemble.chain.columns)
+        density = ChainDensity(ensemble.chain, task.scaling, inputs, pooled=pooled)
         polish = ensemble.polish
         facts = {} if polish is None else {"polish_gain": polish.gain, "polish_gap": polish.gap}
         held_out = ensemble.held_out + task.log_jacobian

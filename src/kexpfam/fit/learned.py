@@ -20,6 +20,7 @@ from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.fit.trees import Boosting
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.chain import Chain, Layout, piecewise_knots
+from kexpfam.model.ensemble import Pool
 from kexpfam.model.families import FAMILIES, AbstractTilted
 from kexpfam.model.measures import logsumexp
 from kexpfam.progress import Listener, TimeBudget
@@ -343,7 +344,7 @@ def learn(
     if rows * dim <= settings.polished_rows:
         options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
         best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
-    return Ensemble(best, held_out_scores(best, sample, held), result.status, result.trace, polish)
+    return Ensemble(best, held_out_scores(best, sample, held, parts), result.status, result.trace, polish)
 
 
 def tilted_columns(scaling: Scaling) -> list[int]:
@@ -390,31 +391,54 @@ def better_repeats(
     """Return the members of the repeats that are left when those without which held-out rows lose less than
     ``settings.gain`` (nats) are left out, one at a time."""
     repeats = np.arange(len(held)).reshape(-1, parts)
-    scores = np.stack([held_out_scores(chain.member(own), sample, held[own]) for own in repeats])
-    seen = np.isfinite(scores[0])
+    seen, count = np.unique(held), len(repeats)
     weight = None if sample.weight is None else np.asarray(sample.weight)[seen]
-    score = lambda some: bounded_mean(
-        logsumexp(scores[some][:, seen], axis=0) - np.log(len(some)), settings.farthest, weight
-    )
-    chosen = list(range(len(repeats)))
+
+    def score(some: list[int]) -> float:
+        shares = np.isin(np.arange(count), some) / len(some)
+        return bounded_mean(
+            held_out_scores(chain, sample, held, parts, shares)[seen], settings.farthest, weight
+        )
+
+    chosen = list(range(count))
     while len(chosen) > 1:
         fewer = [[k for k in chosen if k != out] for out in chosen]
-        best = max(fewer, key=score)
-        if score(best) < score(chosen) - settings.gain:
+        scores = [score(some) for some in fewer]
+        if max(scores) < score(chosen) - settings.gain:
             break
-        chosen = best
+        chosen = fewer[int(np.argmax(scores))]
     return repeats[chosen].ravel()
 
 
-def held_out_scores(chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"]) -> np.ndarray:
-    """Return the log density of each row under the members that held it out; NaN where none did."""
-    sums, counts = np.full(len(sample), -np.inf), np.zeros(len(sample))
-    for k, mine in enumerate(held):
-        member = chain.member(k)
-        for start in range(0, len(mine), JUDGED_ROWS):
-            rows = mine[start : start + JUDGED_ROWS]
-            part = sample.rows(rows)
-            scores = member.log_densities(part.target, part.condition).sum(1)
-            sums[rows] = np.logaddexp(sums[rows], scores)
-            counts[rows] += 1.0
-    return np.where(counts > 0.0, sums - np.log(np.maximum(counts, 1.0)), np.nan)
+def held_out_scores(
+    chain: Chain,
+    sample: Sample,
+    held: Int[np.ndarray, "m h"],
+    parts: int,
+    shares: Float[np.ndarray, " r"] | None = None,
+) -> Float[np.ndarray, " n"]:
+    """Return the log density of each row under the members that held it out, one per repeat with these
+    shares; NaN where none did."""
+    found, repeats = np.full(len(sample), np.nan), len(held) // parts
+    shares = np.full(repeats, 1.0 / repeats) if shares is None else shares
+    for k, rows in enumerate(held[:parts]):
+        own, part = chain.member(np.arange(k, len(held), parts)), sample.rows(rows)
+        z, x = np.asarray(part.target, float), np.asarray(part.condition, float)
+        if Pool.suits(chain.columns):
+            found[rows] = Pool(own, shares).log_densities(z, x)[:, 0]
+        else:
+            found[rows] = mixture_scores(own, shares, z, x)
+    return found
+
+
+def mixture_scores(
+    members: Chain, shares: Float[np.ndarray, " m"], z: Float[np.ndarray, "n d"], x: Float[np.ndarray, "n p"]
+) -> Float[np.ndarray, " n"]:
+    """Return the log density of rows under the mixture of members with these shares."""
+    scores = np.full((len(shares), len(z)), -np.inf)
+    for k in np.flatnonzero(shares):
+        member = members.member(k)
+        for start in range(0, len(z), JUDGED_ROWS):
+            rows = slice(start, start + JUDGED_ROWS)
+            scores[k, rows] = member.log_densities(z[rows], x[rows]).sum(1) + np.log(shares[k])
+    return logsumexp(scores, axis=0)

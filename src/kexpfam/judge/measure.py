@@ -321,14 +321,15 @@ def _cell_errors(density: ChainDensity, found: Evidence) -> tuple[float, Estimat
     rows = np.asarray(training.drawn(count, key=row_key))
     inputs = density.inputs.to_model(found.training[rows]) if density.conditional else np.zeros((count, 0))
     error, ratios = 0.0, []
-    for k, one in enumerate(jr.split(draw_key, len(density))):
-        conditions, member = inputs[k :: len(density)], density.members.member(k)
+    laws = density.laws
+    for k, (law, one) in enumerate(zip(laws, jr.split(draw_key, len(laws)), strict=True)):
+        conditions = inputs[k :: len(laws)]
         rng = np.random.default_rng(np.asarray(jr.key_data(one)))
-        levels = uniform_levels(rng, len(conditions), member.dim)
-        targets, log_q, _ = member.sample(conditions, levels)
-        coarse = member.log_densities(targets, conditions)
-        fine = member.log_densities(targets, conditions, cells=2 * member.columns.cells)
-        change = np.abs((fine - coarse)[:, member.columns.integrated].sum(1))
+        levels = uniform_levels(rng, len(conditions), law.dim)
+        targets, log_q, _ = law.sample(conditions, levels)
+        coarse = law.log_densities(targets, conditions)
+        fine = law.log_densities(targets, conditions, cells=2 * law.columns.cells)
+        change = np.abs((fine - coarse)[:, law.columns.integrated].sum(1))
         error = max(error, float(change.max(initial=0.0)))
         ratios.append(log_q - fine.sum(1))
     ratio = np.concatenate(ratios)

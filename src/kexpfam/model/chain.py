@@ -20,10 +20,19 @@ from jaxtyping import Array, Bool, Float, Int
 from kexpfam.data.kinds import Real
 from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import InputEncoding, Scaling
-from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily, PiecewiseLaw
+from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily
 from kexpfam.model.networks import silu
 
-__all__ = ["Chain", "ChainDraws", "ChainSampler", "Layout", "keep_all", "piecewise", "piecewise_knots"]
+__all__ = [
+    "AtomLaw",
+    "Chain",
+    "ChainDraws",
+    "ChainSampler",
+    "Layout",
+    "keep_all",
+    "piecewise",
+    "piecewise_knots",
+]
 
 # Inputs with fewer distinct knots have no piecewise-linear encoding.
 FEWEST_KNOTS = 4
@@ -178,15 +187,21 @@ class AtomLaw(NamedTuple):
         log_atom, log_rest = _log_sigmoid(self.logit), log_density + _log_sigmoid(-self.logit)
         return xp.where(there, np.inf, value), xp.where(there, log_atom, log_rest)
 
-    def log_density(self, z: Float[np.ndarray, " n"], cells: int | None) -> np.ndarray:
+    def log_density(self, z: Float[AnyArray, " n"], cells: int | None) -> AnyArray:
         """Return the log density of values."""
-        atom = np.isinf(z)
+        xp = z.__array_namespace__()
+        atom = xp.isinf(z)
         found = self.family.log_density(
-            self.outputs, np.where(atom, 0.0, z).astype(self.outputs.dtype), cells
+            self.outputs, xp.where(atom, 0.0, z).astype(self.outputs.dtype), cells
         )
         if self.logit is None:
             return found
-        return np.where(atom, _log_sigmoid(self.logit), found + _log_sigmoid(-self.logit))
+        return xp.where(atom, _log_sigmoid(self.logit), found + _log_sigmoid(-self.logit))
+
+    @property
+    def chance(self) -> Float[AnyArray, " n"] | None:
+        """Return the probability of the atom."""
+        return None if self.logit is None else _sigmoid(self.logit)
 
     def completed(
         self, given: Float[np.ndarray, " n"], levels: Float[np.ndarray, " n"], cells: int | None
@@ -383,18 +398,15 @@ class Chain(PlainModule):
         """
         return self.columns.log_densities(*self.outputs(self.rows(y, x), dropout), y, cells)
 
-    def single(self, x: Float[AnyArray, "n p"]) -> tuple[AnyArray, Float[AnyArray, " n"] | None]:
-        """Return the outputs for a single column, and the probability of its atom."""
+    def single(self, x: Float[AnyArray, "n p"]) -> AtomLaw:
+        """Return the law of a single column."""
         rows = x.__array_namespace__().concatenate(
             [self.seen(x), np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1
         )
         (outputs,), logits = self.outputs(rows)
-        return outputs[:, 0], _sigmoid(logits[:, 0]) if self.columns.atoms else None
-
-    def law(self, x: Float[np.ndarray, "n p"]) -> tuple[PiecewiseLaw, np.ndarray | None]:
-        """Return the law of a single column without its atom, and the probability of the atom."""
-        outputs, chance = self.single(x)
-        return self.columns.families[0].at(0).law(outputs, None), chance
+        return AtomLaw(
+            self.columns.families[0].at(0), outputs[:, 0], logits[:, 0] if self.columns.atoms else None
+        )
 
     def sample(
         self,

@@ -1,5 +1,6 @@
 """Densities that are mixtures: of chains, and of candidates with weights."""
 
+import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,25 +17,25 @@ from jaxtyping import Array, Float, Key
 from scipy.stats import qmc
 from threadpoolctl import ThreadpoolController
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.chain import Chain, ChainSampler
+from kexpfam.model.chain import AtomLaw, Chain, ChainDraws, ChainSampler, Layout
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import (
     MEAN_DRAWS,
+    ROWS,
     AbstractDensity,
     AbstractDistributions,
     Distributions,
     mean_of_draws,
     narrowed,
-    pooled_moments,
     supported_mean,
 )
-from kexpfam.model.families import RealLine
+from kexpfam.model.families import AbstractTilted, RealLine
 from kexpfam.model.measures import ROWS_PER_BLOCK, AbstractMeasure, drawn_in_blocks, in_blocks, logsumexp
 
-__all__ = ["ChainDensity", "LawDensity", "Stack"]
+__all__ = ["ChainDensity", "LawDensity", "Pool", "Stack"]
 
 # What is computed once per model, by the identity of its weights: it takes as long as many rows.
 _PREPARED: dict[int, tuple[weakref.ref, dict[Callable, Any]]] = {}
@@ -46,17 +47,80 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-class ChainDensity(AbstractDensity):
-    """The mixture, in equal parts, of chains that were learned from different rows and in different orders.
+class Pool(PlainModule):
+    """The law of one column whose potential is the weighted sum of those of stacked members.
 
-    ``at`` is the condition of a density that was made by ``given``. A row with missing cells has the density
-    of its other cells.
+    The weights are equal unless they are given. A mixture of members is wider than each of them by the
+    distances of their locations; this law is as wide as they are. The chance of an atom is the mean of
+    theirs.
+    """
+
+    members: Chain
+    weights: Float[AnyArray, " m"] | None = None
+
+    @staticmethod
+    def suits(layout: Layout) -> bool:
+        """Return whether there is a single column with a tilt."""
+        return layout.dim == 1 and isinstance(layout.families[0], AbstractTilted)
+
+    @property
+    def columns(self) -> Layout:
+        """Return the layout of the members."""
+        return self.members.columns
+
+    @property
+    def dim(self) -> int:
+        """Return the number of columns."""
+        return 1
+
+    def single(self, x: Float[Array, "n p"]) -> AtomLaw:
+        """Return the law of the column, in compiled functions."""
+        members, layout, count = self.members, self.members.columns, len(self.members.order)
+        weights = np.full(count, 1.0 / count) if self.weights is None else self.weights
+
+        def of_member(own: Chain) -> tuple[AnyArray, AnyArray | None]:
+            law = own.within(layout).single(x)
+            return law.outputs, law.chance
+
+        outputs, chances = _each(of_member, members, len(x))
+        family = dataclasses.replace(cast(Any, layout.families[0].at(0)), pool=weights)
+        if chances is None:
+            return AtomLaw(family, outputs.swapaxes(0, 1), None)
+        chance = (weights[:, None] * chances).sum(axis=0) / weights.sum()
+        return AtomLaw(family, outputs.swapaxes(0, 1), jnp.log(chance) - jnp.log1p(-chance))
+
+    def log_densities(
+        self, y: Float[AnyArray, "n 1"], x: Float[AnyArray, "n p"], *, cells: int | None = None
+    ) -> Float[AnyArray, "n 1"]:
+        """Return the log density of the column in each row, 0 where it is missing; a block of rows of NumPy
+        arrays at a time."""
+        if isinstance(y, np.ndarray):
+            return in_blocks(lambda *rows: _pool_scores(self, *rows, cells=cells), y, x)
+        missing = jnp.isnan(y)
+        found = self.single(jnp.asarray(x)).log_density(jnp.where(missing, 0.0, y)[:, 0], cells)
+        return jnp.where(missing, 0.0, found[:, None])
+
+    def sample(self, x: Float[AnyArray, "n p"], levels: Float[AnyArray, "n 1"]) -> ChainDraws:
+        """Return the quantiles of the column at these levels."""
+        if isinstance(x, np.ndarray):
+            return ChainDraws(*in_blocks(partial(_pool_draws, self), x, levels))
+        values, log_density = self.single(jnp.asarray(x)).drawn(levels[:, 0], None)
+        return ChainDraws(values[:, None], log_density, 0.0 * log_density)
+
+
+class ChainDensity(AbstractDensity):
+    """An ensemble of chains that were learned from different rows and in different orders.
+
+    It is the mixture in equal parts, or, if it is ``pooled`` and has a single target with a tilt, their
+    ``Pool``. ``at`` is the condition of a density that was made by ``given``. A row with missing cells has
+    the density of its other cells.
     """
 
     members: Chain
     scaling: Scaling
     inputs: Inputs
     at: Float[np.ndarray, " p"] | None = None
+    pooled: bool = eqx.field(static=True, default=False)  # files of older versions do not store it
 
     @property
     def conditional(self) -> bool:
@@ -79,10 +143,19 @@ class ChainDensity(AbstractDensity):
     ) -> Float[AnyArray, " n"]:
         """Return the log density of targets in model units."""
         if isinstance(z, jax.Array):
-            parts = [self.members.member(k).log_densities(z, condition).sum(1) for k in range(len(self))]
-            return logsumexp(jnp.stack(parts), axis=0) - np.log(len(self))
+            parts = [law.log_densities(z, condition).sum(1) for law in self.laws]
+            return logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
         members, _ = self._resident
+        if self.pooled:
+            return Pool(members).log_densities(z, condition)[:, 0]
         return in_blocks(lambda *rows: _scores(members, *rows), z, condition)
+
+    @property
+    def laws(self) -> list:
+        """Return the laws of which the density is the mixture in equal parts."""
+        if self.pooled:
+            return [Pool(self.members)]
+        return [self.members.member(k) for k in range(len(self))]
 
     def _prepared(self, make: Callable) -> Any:
         """Return ``make(self)``, which is kept as long as the weights are; it may not refer to them."""
@@ -116,7 +189,8 @@ class ChainDensity(AbstractDensity):
 
     def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
         condition = self._conditions(X, 1)
-        draws = self.draws(np.repeat(condition, count, axis=0), key=key)[0]
+        draw = self._pooled_draws if self.pooled else self._mixed_draws
+        draws = draw(condition, count, np.random.default_rng(np.asarray(jr.key_data(key))))
         shape = (len(condition), count) if self.conditional else (count,)
         return self.scaling.to_data(draws).reshape(*shape, self.members.dim)
 
@@ -124,10 +198,12 @@ class ChainDensity(AbstractDensity):
         owner_key, level_key = jr.split(key)
         own = narrowed(self)
         condition = jnp.asarray(own._conditions(None if x is None else jnp.asarray(x, float)[None], 1), float)
+        levels = jr.uniform(level_key, (1, own.members.dim), float)
+        if own.pooled:
+            return own.scaling.to_data(Pool(own.members).sample(condition, levels).targets)[0]
         owner = jr.randint(owner_key, (), 0, len(self))
         weights = jax.tree.map(jnp.asarray, own.members.within(None))
         member = weights.within(own.members.layout).member(owner)
-        levels = jr.uniform(level_key, (1, own.members.dim), float)
         return own.scaling.to_data(member.drawn(condition, levels))[0]
 
     def support(self) -> Float[np.ndarray, "2 d"] | None:
@@ -135,20 +211,39 @@ class ChainDensity(AbstractDensity):
         ends = np.stack([np.fmin(np.where(self.scaling.logs, 0.0, low), atoms), np.fmax(high, atoms)])
         return ends if np.isfinite(ends).any() else None
 
-    def draws(self, condition: np.ndarray, *, key: Key[Array, ""]) -> tuple[np.ndarray, np.ndarray]:
-        """Return one draw per condition in model units, and its log density as drawn."""
-        rng = np.random.default_rng(np.asarray(jr.key_data(key)))
-        owner = rng.integers(len(self), size=len(condition))
-        streams, dim = rng.spawn(len(self)), self.members.dim
-        targets, log_density = np.zeros((len(condition), dim)), np.zeros(len(condition))
+    def _mixed_draws(
+        self, condition: Float[np.ndarray, "n p"], count: int, rng: np.random.Generator
+    ) -> Float[np.ndarray, "draws d"]:
+        """Return draws under each condition in model units, each by a random member."""
+        rows, dim = np.repeat(condition, count, axis=0), self.members.dim
+        owner = rng.integers(len(self), size=len(rows))
+        streams, targets = rng.spawn(len(self)), np.zeros((len(rows), dim))
 
         def drawn(member: ChainSampler, k: int) -> None:
             own = np.flatnonzero(owner == k)
-            draws = member.sample(condition[own], uniform_levels(streams[k], len(own), dim))
-            targets[own], log_density[own] = draws.targets, draws.log_density
+            targets[own] = member.sample(rows[own], uniform_levels(streams[k], len(own), dim)).targets
 
         self.of_members(drawn, np.unique(owner).tolist())
-        return targets, log_density
+        return targets
+
+    def _pooled_draws(
+        self, condition: Float[np.ndarray, "n p"], count: int, rng: np.random.Generator
+    ) -> Float[np.ndarray, "draws 1"]:
+        """Return draws under each condition in model units; its law is computed once."""
+        drawn, family = [], cast(AbstractTilted, self.members.columns.families[0].at(0))
+        for start in range(0, len(condition), ROWS):
+            points, upto, chance = self._cut(condition[start : start + ROWS])
+            atom = np.zeros((len(points), 1)) if chance is None else chance[:, None]
+            levels = rng.random((len(points), count))
+            rest = np.clip((levels - atom) / np.maximum(1.0 - atom, np.finfo(float).tiny), 0.0, 1.0)
+            values = family.settled(Distributions.of_levels(points, upto).quantile(rest))
+            drawn.append(np.where(levels < atom, np.inf, values).ravel())
+        return np.concatenate(drawn)[:, None]
+
+    def _cut(self, condition: Float[np.ndarray, "n p"]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return points and levels of the law on the real line in model units, and the atom's chance."""
+        members, _ = self._resident
+        return in_blocks(lambda rows: _cut(members, rows), condition)
 
     def given(self, x: np.ndarray) -> "ChainDensity":
         at = self.inputs.to_model(x[None])[0]
@@ -159,21 +254,27 @@ class ChainDensity(AbstractDensity):
             raise ValueError(
                 "distribution functions and quantiles are for targets of one dimension; use sample instead."
             )
-        condition = self._conditions(X, 1)
-        if self._real:
-            own = self._resident
-            found = in_blocks(lambda rows: _cells(*own, rows), condition)
-            parts = [Distributions.of_cells(*cells) for *cells, _ in found]
-            chances = [chance for *_, chance in found]
+        condition, units = self._conditions(X, 1), self._units
+        if self.pooled:
+            points, levels, chance = self._cut(condition)
+            family = cast(AbstractTilted, self.members.columns.families[0].at(0))
+            laws, chances = [family.steps(points, levels)], [chance]
         else:
-            laws = [self.members.member(k).law(condition) for k in range(len(self))]
-            units = lambda points: self.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
-            parts = [Distributions.of_levels(units(law.points), law.levels) for law, _ in laws]
-            chances = [chance for _, chance in laws]
+            each = [member.single(condition) for member in self.laws]
+            laws = [own.family.law(own.outputs, None) for own in each]
+            chances = [own.chance for own in each]
+        parts = [Distributions.of_levels(units(law.points), law.levels) for law in laws]
         atom = self.scaling.kinds[0].atom
         if atom is not None:
-            parts = [part.with_atom(atom, chance) for part, chance in zip(parts, chances, strict=True)]
+            both: Any = zip(parts, chances, strict=True)
+            parts = [part.with_atom(atom, chance) for part, chance in both]
+        if len(parts) == 1:
+            return parts[0]
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
+
+    def _units(self, points: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
+        """Return values of the single target in data units."""
+        return self.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
 
     def mean(
         self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
@@ -184,11 +285,10 @@ class ChainDensity(AbstractDensity):
         otherwise quantiles of the chain at the levels of a Sobol sequence, which are the same in every call.
         """
         kinds = self.scaling.kinds
-        if len(kinds) == 1 and kinds[0].atom is None and self._real:
-            own, weights = self._resident, np.full(len(self), 1.0 / len(self))
+        if len(kinds) == 1 and kinds[0].atom is None and self.pooled and self._real:
+            own = self._resident
             moments = in_blocks(lambda rows: _moments(*own, rows), self._conditions(X, 1))
-            plain, inner = (pooled_moments(weights, *part) for part in moments)
-            return supported_mean(plain, inner)[:, None]
+            return supported_mean(*moments)[:, None]
         if len(kinds) == 1:
             return np.concatenate([part.centre(kinds[0])[:, None] for part, _ in self._pieces(X)])
         if key is None:
@@ -267,6 +367,19 @@ def _samplers(density: ChainDensity) -> list[ChainSampler]:
     return [ChainSampler(density.members.member(k)) for k in range(len(density))]
 
 
+@partial(jax.jit, static_argnames="cells")
+def _pool_scores(
+    pool: Pool, z: Float[Array, "n 1"], condition: Float[Array, "n p"], *, cells: int | None
+) -> Float[Array, "n 1"]:
+    return pool.log_densities(z, condition, cells=cells)
+
+
+@jax.jit
+def _pool_draws(pool: Pool, condition: Float[Array, "n p"], levels: Float[Array, "n 1"]) -> tuple[Array, ...]:
+    found: Any = pool.sample(condition, levels)
+    return tuple(found)
+
+
 @jax.jit
 def _scores(members: Chain, z: Float[Array, "n d"], condition: Float[Array, "n p"]) -> Float[Array, " n"]:
     """Return the log density of the mixture of members."""
@@ -281,46 +394,22 @@ def _each(function: Callable, members: Chain, rows: int) -> Any:
     return each(members.within(None))
 
 
-def _of_members(function: Callable, members: Chain, scaling: Scaling, condition: Array) -> Any:
-    """Return ``function(edges, masses, chance)`` of every member, with its cells of a single real column.
-
-    Edges are in data units; the chance is that of the atom.
-    """
-
-    def of_member(weights: Chain) -> Any:
-        outputs, chance = weights.within(members.layout).single(condition)
-        family = cast(RealLine, members.columns.families[0]).at(0)
-        params = family.params(outputs)
-        edges, masses = params.cells(family.cells)
-        return function(
-            scaling.to_data(params.in_units(edges).reshape(-1, 1)).reshape(edges.shape), masses, chance
-        )
-
-    return _each(of_member, members, len(condition))
-
-
 @jax.jit
-def _cells(
-    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
-) -> list[tuple[Array, Array, Array | None]]:
-    """Return each member's cells: edges, masses, the atom's chance."""
-    found = _of_members(lambda *parts: parts, members, scaling, condition)
-    of_place = lambda k: jax.tree.map(lambda part: part[k], found)
-    return [of_place(k) for k in range(members.order.shape[0])]
+def _cut(members: Chain, condition: Float[Array, "n p"]) -> tuple[Array, Array, Array | None]:
+    """Return points and levels of the pool's law without its atom, in model units, and the atom's chance."""
+    law = Pool(members).single(condition)
+    family: Any = law.family
+    return *family.params(law.outputs).law(family.cells), law.chance
 
 
 @jax.jit
 def _moments(
     members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return mean and deviation of each row under each member, and those without the outer mass."""
-
-    def of_law(edges: Array, masses: Array, _: Array | None) -> tuple[tuple, tuple]:
-        law = Distributions.of_cells(edges, masses)
-        return law.moments(), law.inner_moments()
-
-    found = _of_members(of_law, members, scaling, condition)
-    return jax.tree.map(jnp.transpose, found)
+    """Return mean and deviation of each row, and those without the outer mass."""
+    points, levels, _ = _cut(members, condition)
+    law = Distributions.of_levels(scaling.to_data(points.reshape(-1, 1)).reshape(points.shape), levels)
+    return law.moments(), law.inner_moments()
 
 
 def uniform_levels(rng: np.random.Generator, count: int, dim: int) -> Float[np.ndarray, "n d"]:

@@ -66,6 +66,8 @@ LOG_SCALES = (-7.0, 3.0)
 LIGHT_REACH, LIGHT_LOG_SCALE = 8.0, 0.0
 # Upper bound of the norm of a tilt in its RKHS: its peaks are as wide as a cell then.
 LARGEST_NORM = 25.0
+# Length scales from its centre at which a bump is zero.
+NEGLIGIBLE = 8.0
 # Cells of a residual and per bump, at least: with twice as many, normalisers change by rounding alone. Draws
 # and distribution functions, which are linear within cells, need all of them.
 CELLS, CELLS_PER_BUMP = 192, 6
@@ -98,6 +100,8 @@ class ResidualCells(NamedTuple):
     """The cells of the residual, with the log masses of b and the features in their middles."""
 
     edges: np.ndarray  # (m + 1,)
+    middles: np.ndarray  # (m,)
+    log_widths: np.ndarray  # (m,)
     log_masses: np.ndarray  # (m,)
     features: np.ndarray  # (m, k)
 
@@ -112,10 +116,14 @@ def residual_cells(
     """
     t = np.linspace(-1.0, 1.0, 2 * cells + 1)
     points = CORE * t + TAIL * np.sinh(STEEPNESS * t)
-    widths = (CORE + TAIL * STEEPNESS * np.cosh(STEEPNESS * t[1::2])) * (2.0 / cells)
-    log_masses = log_base(points[1::2], light_tails=light_tails) + np.log(widths)
-    parts = points[::2], log_masses, features(points[1::2], count)
+    middles, log_widths = points[1::2], np.log(_cell_widths(t[1::2], cells))
+    log_masses = log_base(middles, light_tails=light_tails) + log_widths
+    parts = points[::2], middles, log_widths, log_masses, features(middles, count)
     return ResidualCells(*(part.astype(dtype) for part in parts))
+
+
+def _cell_widths(t: Float[np.ndarray, " m"], cells: int) -> Float[np.ndarray, " m"]:
+    return (CORE + TAIL * STEEPNESS * np.cosh(STEEPNESS * t)) * (2.0 / cells)
 
 
 @lru_cache
@@ -137,23 +145,62 @@ def features(r: Float[AnyArray, "*n"], count: int = BUMPS + OTHERS) -> Float[Any
     return xp.concatenate([xp.stack([linear, quadratic], axis=-1), bumps], axis=-1)
 
 
+def tilts(r: Float[AnyArray, "*n m"], coefficients: Float[AnyArray, "*n k"]) -> Float[AnyArray, "*n m"]:
+    """Return ``c . psi(r)`` at several residuals per row, without an array of the features."""
+    xp, count = r.__array_namespace__(), coefficients.shape[-1]
+    linear = LINEAR_LIMIT * xp.tanh(r / LINEAR_LIMIT)
+    quadratic = 0.125 * QUADRATIC_LIMIT * xp.expm1(-(r**2) / QUADRATIC_LIMIT)
+    whitened = coefficients[..., OTHERS:] @ _bumps(count - OTHERS)[2].T.astype(r.dtype)
+    bumps = _bump_sums(r, xp.moveaxis(whitened, -1, 0)[..., None])
+    return coefficients[..., :1] * linear + coefficients[..., 1:OTHERS] * quadratic + bumps
+
+
+def _bump_sums(r: Float[AnyArray, "*n m"], weights: Float[AnyArray, "k *n 1"]) -> Float[AnyArray, "*n m"]:
+    """Return the weighted sums of bumps, by Horner's rule where the numbers are not too large.
+
+    With even centres the bumps are powers of a single exponential, counted from the middle one.
+    """
+    xp, count = r.__array_namespace__(), len(weights)
+    centres, lengthscale, _ = _bumps(count)
+    step, farthest = (centres[1] - centres[0]) / lengthscale, REACH / lengthscale + NEGLIGIBLE
+    if 0.5 * farthest**2 > np.log(np.finfo(r.dtype).max):
+        return sum(weights[j] * xp.exp(-0.5 * ((r - centres[j]) / lengthscale) ** 2) for j in range(count))
+    middle, heights = count // 2, np.exp(-0.5 * (step * np.arange(count)) ** 2).astype(r.dtype)
+    away = xp.clip((r - centres[middle]) / lengthscale, -farthest, farthest)
+    right, left = xp.exp(step * away), xp.exp(-step * away)
+    above, below = xp.zeros_like(r), xp.zeros_like(r)
+    for j in range(count - 1, middle, -1):
+        above = (above + heights[j - middle] * weights[j]) * right
+    for j in range(middle):
+        below = (below + heights[middle - j] * weights[j]) * left
+    return xp.exp(-0.5 * away**2) * (above + weights[middle] + below)
+
+
 def log_base(r: Float[AnyArray, "*n"], *, light_tails: bool = False) -> Float[AnyArray, "*n"]:
-    """Return ``log b(r)``."""
-    widths = np.asarray(TAIL_WIDTHS, r.dtype)
-    heights = np.asarray(_log_heights(light_tails), r.dtype)
-    return logsumexp(heights - 0.5 * (r[..., None] / widths) ** 2) - 0.5 * LOG_TWO_PI
+    """Return ``log b(r)``; the widest normal is a factor, so that the sum cannot underflow."""
+    xp, (heights, widths) = r.__array_namespace__(), _normals(light_tails)
+    half_square = 0.5 * r * r
+    rest = (
+        height * xp.exp(-half_square * (width**-2 - widths[-1] ** -2))
+        for height, width in zip(heights[:-1], widths[:-1], strict=True)
+    )
+    return xp.log(sum(rest, heights[-1])) - half_square * widths[-1] ** -2 - 0.5 * LOG_TWO_PI
 
 
 @lru_cache
-def _log_heights(light_tails: bool) -> np.ndarray:
-    """Return log(share / width) of the normals of b, minus infinity for those that light tails lack."""
-    shares = np.array(TAIL_SHARES) * ([1.0, 1.0, 0.0, 0.0] if light_tails else 1.0)
-    with np.errstate(divide="ignore"):
-        return np.log(shares / shares.sum() / TAIL_WIDTHS)
+def _normals(light_tails: bool) -> tuple[list[float], list[float]]:
+    """Return share / width and width of the normals of b; light tails have the first two alone."""
+    count = 2 if light_tails else len(TAIL_SHARES)
+    shares, widths = np.array(TAIL_SHARES[:count]), np.array(TAIL_WIDTHS[:count])
+    return (shares / shares.sum() / widths).tolist(), widths.tolist()
 
 
 class ConditionalParams(NamedTuple):
-    """Parameters of laws on the real line, one per row and column; bounds are of the residual, if any."""
+    """Parameters of laws on the real line, one per row and column; bounds are of the residual, if any.
+
+    With ``members``, laws along a last axis, the log density is the sum of theirs times ``weights`` up to a
+    constant. Location and scale are those of the cells then.
+    """
 
     location: Float[AnyArray, "*n"]
     log_scale: Float[AnyArray, "*n"]
@@ -161,6 +208,8 @@ class ConditionalParams(NamedTuple):
     low: Float[AnyArray, "*n"] | None
     high: Float[AnyArray, "*n"] | None
     light_tails: bool = False
+    members: "ConditionalParams | None" = None
+    weights: Float[AnyArray, " m"] | None = None
 
     @classmethod
     def of(
@@ -192,16 +241,52 @@ class ConditionalParams(NamedTuple):
         low, high = (low - location) * shrink, (high - location) * shrink
         return cls(location, log_scale, coefficients, low, high, light_tails)
 
+    def pooled(self, weights: Float[AnyArray, " m"]) -> "ConditionalParams":
+        """Return the law whose log density is the weighted sum of those along the last axis plus a constant.
+
+        The geometric mean of exponential families is one: the potentials are averaged. Its cells are centred
+        where the members are precise, and wide enough for locations that differ.
+        """
+        xp = self.location.__array_namespace__()
+        weights = weights.astype(self.location.dtype)
+        precision = weights * xp.exp(-2.0 * self.log_scale)
+        total = precision.sum(axis=-1)
+        location = (precision * self.location).sum(axis=-1) / total
+        away = (precision * (self.location - location[..., None]) ** 2).sum(axis=-1)
+        scale = xp.sqrt((1.0 + away) / total)
+        ends = (
+            None if end is None else (self.location + xp.exp(self.log_scale) * end)[..., 0]
+            for end in (self.low, self.high)
+        )
+        low, high = (None if end is None else (end - location) / scale for end in ends)
+        return self._replace(
+            location=location, log_scale=xp.log(scale), low=low, high=high, members=self, weights=weights
+        )
+
     def residuals(self, z: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """Return ``(z - location) / scale``."""
         return (z - self.location) * z.__array_namespace__().exp(-self.log_scale)
 
     def log_density(self, z: Float[AnyArray, "*n"], cells: int) -> Float[AnyArray, "*n"]:
         """Return the log density of each value, which must lie within the bounds."""
-        r = self.residuals(z)
-        tilt = (self.coefficients * features(r, self.coefficients.shape[-1])).sum(axis=-1)
-        base = log_base(r, light_tails=self.light_tails)
-        return base - self.log_scale + tilt - logsumexp(self.log_masses(cells))
+        return self.exponents(self.residuals(z)) - self.log_scale - logsumexp(self.log_masses(cells))
+
+    def exponents(self, r: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """Return the log density at residuals, up to a constant."""
+        if self.members is None:
+            tilt = (self.coefficients * features(r, self.coefficients.shape[-1])).sum(axis=-1)
+            return log_base(r, light_tails=self.light_tails) + tilt
+        return self._pooled_exponents(r[..., None])[..., 0]
+
+    def _pooled_exponents(self, r: Float[AnyArray, "*n m"]) -> Float[AnyArray, "*n m"]:
+        """Return the weighted sums of the members' log densities at residuals, up to a constant."""
+        own: Any = self.members
+        weights: Any = self.weights
+        xp, several = r.__array_namespace__(), lambda part: part[..., None]
+        z = several(self.location) + xp.exp(several(self.log_scale)) * r
+        found = (z[..., None, :] - several(own.location)) * xp.exp(-several(own.log_scale))
+        base = log_base(found, light_tails=self.light_tails)
+        return (several(weights) * (base + tilts(found, own.coefficients))).sum(axis=-2)
 
     def log_masses(self, cells: int) -> Float[AnyArray, "*n m"]:
         """Return the log masses of the cells before they are normalised.
@@ -210,8 +295,12 @@ class ConditionalParams(NamedTuple):
         """
         dtype, count = self.coefficients.dtype, self.coefficients.shape[-1]
         grid = residual_cells(cells, np.dtype(dtype).name, self.light_tails, count)
-        exponents = self.coefficients @ grid.features.T
-        exponents += grid.log_masses  # in place: new memory would cost more than the product
+        if self.members is None:
+            exponents = self.coefficients @ grid.features.T
+            exponents += grid.log_masses  # in place: new memory would cost more than the product
+        else:
+            middles = grid.middles + 0.0 * self.location[..., None]
+            exponents = self._pooled_exponents(middles) + grid.log_widths
         if self.low is None or self.high is None:
             return exponents
         xp = exponents.__array_namespace__()
@@ -348,6 +437,21 @@ class AbstractTilted(AbstractFamily):
     def penalised(self) -> slice:
         return slice(HEAD, None)
 
+    @abc.abstractmethod
+    def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
+        """Return the parameters of the laws.
+
+        With ``pool`` the axis before the last is that of members, whose potentials have these weights.
+        """
+
+    def settled(self, z: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """Return the values that the column has for draws of the laws on the real line."""
+        return z
+
+    def steps(self, points: Float[np.ndarray, "n m"], levels: Float[np.ndarray, "n m"]) -> PiecewiseLaw:
+        """Return the distribution function of the column for one on the real line."""
+        return PiecewiseLaw(points, levels)
+
 
 class RealLine(AbstractTilted):
     """Real numbers; ``bounds`` are the ends of the supports in model units, None if all are open.
@@ -359,6 +463,7 @@ class RealLine(AbstractTilted):
     light_tails: bool = eqx.field(static=True, default=False)
     bounds: Float[AnyArray, "2 ..."] | None = None
     least_nodes: int = eqx.field(static=True, default=CELLS)  # files of older versions do not store it
+    pool: Float[AnyArray, " m"] | None = None
 
     @classmethod
     def settings(cls, kind: AbstractKind, *, arcsinh: bool) -> dict[str, Any]:
@@ -380,12 +485,12 @@ class RealLine(AbstractTilted):
 
     @property
     def nodes(self) -> int:
-        """Return the number of cells that the normaliser needs."""
-        return max(self.least_nodes, CELLS_PER_BUMP * self.bumps)
+        """Return the number of cells that the normaliser needs; members that disagree need more."""
+        return self.cells if self.pool is not None else max(self.least_nodes, CELLS_PER_BUMP * self.bumps)
 
     def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
-        """Return the parameters of the laws."""
-        return ConditionalParams.of(outputs, self.bounds, light_tails=self.light_tails, count=self.features)
+        own = ConditionalParams.of(outputs, self.bounds, light_tails=self.light_tails, count=self.features)
+        return own if self.pool is None else own.pooled(self.pool)
 
     def log_density(self, outputs: AnyArray, z: AnyArray, cells: int | None) -> AnyArray:
         return self.params(outputs).log_density(z, cells or self.nodes)
@@ -413,6 +518,7 @@ class Lattice(AbstractTilted):
     spread: Float[AnyArray, "*g"]
     curved: bool = eqx.field(static=True, default=True)
     per_unit: bool = eqx.field(static=True, default=False)
+    pool: Float[AnyArray, " m"] | None = None
 
     @classmethod
     def settings(cls, kind: AbstractKind, *, arcsinh: bool) -> dict[str, Any]:
@@ -441,7 +547,7 @@ class Lattice(AbstractTilted):
     def log_density(self, outputs: AnyArray, z: AnyArray, cells: int | None) -> AnyArray:
         """Return the log mass of the law between ``k - 1/2`` and ``k + 1/2``, or its log density."""
         xp, cells = z.__array_namespace__(), cells or self.cells
-        multiple, whole = self._multiple(z), self._params(outputs)
+        multiple, whole = self._multiple(z), self.params(outputs)
         k, shrink, step = xp.round(multiple), xp.exp(-whole.log_scale), self._step(multiple)
         low = xp.maximum(whole.residuals(self._spaced(k - 0.5)), whole.low)
         high = xp.minimum(whole.residuals(self._spaced(k + 0.5)), whole.high)
@@ -453,14 +559,18 @@ class Lattice(AbstractTilted):
         return xp.where(step * shrink < SMALL_STEP, fine + xp.log(step), masses)
 
     def drawn(self, outputs: AnyArray, levels: AnyArray, cells: int | None) -> tuple[AnyArray, AnyArray]:
-        found = self._params(outputs).drawn(cells or self.cells, levels)[0]
-        # On the host in float64, in which large whole numbers are exact.
-        found = found.astype(float) if isinstance(found, np.ndarray) else found
-        z = self._spaced(found.__array_namespace__().clip(self._whole(found), self.low, self.high))
+        z = self.settled(self.params(outputs).drawn(cells or self.cells, levels)[0])
         return z, self.log_density(outputs, z.astype(outputs.dtype), cells)
 
+    def settled(self, z: AnyArray) -> AnyArray:
+        # On the host in float64, in which large whole numbers are exact.
+        z = z.astype(float) if isinstance(z, np.ndarray) else z
+        return self._spaced(z.__array_namespace__().clip(self._whole(z), self.low, self.high))
+
     def law(self, outputs: np.ndarray, cells: int | None) -> PiecewiseLaw:
-        points, levels = self._params(outputs).law(cells or self.cells)
+        return self.steps(*self.params(outputs).law(cells or self.cells))
+
+    def steps(self, points: Float[np.ndarray, "n m"], levels: Float[np.ndarray, "n m"]) -> PiecewiseLaw:
         # Numbers that have mass in some row, evenly in model units where they are many.
         central = (levels > 1e-9) & (levels < 1.0 - 1e-9)
         ends = (points[central].min(), points[central].max()) if central.any() else (0.0, 0.0)
@@ -471,10 +581,11 @@ class Lattice(AbstractTilted):
         upto[:, -1] = 1.0
         return _steps(np.concatenate([np.zeros((len(upto), 1)), upto], axis=1), self._spaced(values))
 
-    def _params(self, outputs: AnyArray) -> ConditionalParams:
+    def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
         ends = self._spaced(self.low - 0.5), self._spaced(self.high + 0.5)
         bounds = outputs.__array_namespace__().stack(ends).clip(-FAR_END, FAR_END)
-        return ConditionalParams.of(outputs, bounds, light_tails=self.curved, count=self.features)
+        own = ConditionalParams.of(outputs, bounds, light_tails=self.curved, count=self.features)
+        return own if self.pool is None else own.pooled(self.pool)
 
     def _spaced(self, k: AnyArray) -> AnyArray:
         shift, spacing, centre, spread = self._map(k)
