@@ -286,7 +286,8 @@ class ConditionalParams(NamedTuple):
         z = several(self.location) + xp.exp(several(self.log_scale)) * r
         found = (z[..., None, :] - several(own.location)) * xp.exp(-several(own.log_scale))
         base = log_base(found, light_tails=self.light_tails)
-        return (several(weights) * (base + tilts(found, own.coefficients))).sum(axis=-2)
+        # A product with the weights is several times faster than a sum, which would not be vectorised.
+        return weights @ (base + tilts(found, own.coefficients))
 
     def log_masses(self, cells: int) -> Float[AnyArray, "*n m"]:
         """Return the log masses of the cells before they are normalised.
