@@ -20,7 +20,7 @@ __all__ = ["figures_of_block", "setup"]
 # Inches; wider figures scroll on a phone.
 WIDE = 6.5
 # Tables with as many columns have a smaller font.
-WIDE_COLUMNS = 9
+WIDE_COLUMNS = 10
 # Cells that are not broken into lines: numbers with errors and units.
 NUMBERS = re.compile(r"[-−+±×/|<>≥∞–*%.,:;()\d\s]+")
 

@@ -65,7 +65,7 @@ def test_the_front_page_shows_what_its_code_prints(capsys):
 
 def test_readme_and_front_page_show_the_same_code_output_chart_and_cost():
     front, readme = (ROOT / FRONT_PAGE).read_text(), (ROOT / "README.md").read_text()
-    assert _blocks("README.md") == _blocks(FRONT_PAGE)
+    assert _blocks("README.md") == _blocks(FRONT_PAGE) == _blocks("DESCRIPTION.md")
     for part in (r"```text\nlog density.*?```", r"<!-- records: [\w-]+ -->.*?<!-- end"):
         found = re.findall(part, front, re.DOTALL)
         assert found and sorted(found) == sorted(re.findall(part, readme, re.DOTALL))
