@@ -18,7 +18,9 @@ from sphinx_gallery.scrapers import figure_rst
 __all__ = ["figures_of_block", "setup"]
 
 # Inches; wider figures scroll on a phone.
-WIDE = 9.5
+WIDE = 6.5
+# Tables with as many columns have a smaller font.
+WIDE_COLUMNS = 10
 # Cells that are not broken into lines: numbers with errors and units.
 NUMBERS = re.compile(r"[-−+±×/|<>≥∞–*%.,:;()\d\s]+")
 
@@ -92,16 +94,38 @@ def figures_of_block(block: Any, block_vars: dict[str, Any], gallery_conf: dict[
     return f"\n.. container:: wide-figure\n\n{textwrap.indent(markup, '    ')}\n"
 
 
-def mark_numbers(app: Sphinx, page: nodes.document) -> None:
-    """Give cells of a table that have numbers only the class ``number``."""
+def mark_tables(app: Sphinx, page: nodes.document) -> None:
+    """Give tables of many columns the class ``wide``, and cells of numbers only the class ``number``."""
+    for group in page.findall(nodes.tgroup):
+        if int(group["cols"]) >= WIDE_COLUMNS:
+            group.parent["classes"].append("wide")
     for cell in page.findall(nodes.entry):
         if NUMBERS.fullmatch(cell.astext()):
             cell["classes"].append("number")
 
 
+def break_code(app: Sphinx, page: nodes.document) -> None:
+    """Let code in the cells of a table break after dots, slashes, underscores and equals signs."""
+    for cell in page.findall(nodes.entry):
+        for code in cell.findall(nodes.literal):
+            parts = re.split(r"(?<=[._/=])(?=\w)", code.astext())
+            code.children = []
+            for part in parts:
+                code += [nodes.raw("", "<wbr>", format="html")] * bool(code.children) + [nodes.Text(part)]
+
+
+def dash_parameters(app: Sphinx, page: nodes.document) -> None:
+    """Write a dash between a parameter and its text."""
+    for field in page.findall(nodes.field_body):
+        for text in field.findall(lambda node: isinstance(node, nodes.Text) and node.astext() == " -- "):
+            text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the renderer, the directive and the marks of numbers."""
-    app.connect("doctree-read", mark_numbers)
+    """Register the renderer, the directive and the changes of pages."""
+    app.connect("doctree-read", mark_tables)
+    app.connect("doctree-read", break_code)
+    app.connect("doctree-read", dash_parameters)
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
     app.add_directive("command-line", CommandLine)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""The front page's chart of held-out log densities, its caption and the table of fit times, from records."""
+"""The front page's charts of held-out log densities, their caption and its table of fit times."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from reproduction.real_tables import DENSITY_MODELS, PUBLISHED, REGRESSORS, by_d
 from reproduction.records import Record, good
 from reproduction.tables import NOTHING, label, markdown
 
-__all__ = ["caption", "chart", "cost"]
+__all__ = ["caption", "charts", "cost"]
 
 FITS = Path(__file__).parents[1] / "benchmarks" / "records" / "fits.jsonl"
 # The printed values that have a bar.
@@ -24,11 +24,14 @@ NAMES = {
     "conditional kde": "kernel density",
     "sklearn mixture": "normal mixture",
     "deep ens.": "deep ensemble",
+    "redwine": "red wine",
+    "whitewine": "white wine",
 }
 COLOURS = (MODEL_COLOUR, DATA_COLOUR, "#b59a2c", "#8d79c4", "#8a9099", "#3f9e8f")
 # Legible on white and on black.
 INK = "#7b7b7b"
-WIDTH, LEFT, PANEL, TOP, BOTTOM = 720, 48, 180, 74, 44
+# A chart is legible in half the width of a page, and on a phone.
+WIDTH, LEFT, PANEL, TOP, BOTTOM = 520, 40, 170, 80, 46
 
 
 class Bar(NamedTuple):
@@ -41,23 +44,20 @@ class Bar(NamedTuple):
 Groups = dict[str, list[Bar | None]]
 
 
-def chart(records: dict[str, list[Record]]) -> str:
-    """Return the chart as SVG: one panel for p(y | x), one for p(x), one group of bars per data set."""
-    height = TOP + PANEL + BOTTOM
-    panels = [
-        _panel(
-            "p(y | x): negative log density of held-out rows, nats. Lower is better.",
+def charts(records: dict[str, list[Record]]) -> dict[str, str]:
+    """Return the charts as SVG by file name: p(y | x) and p(x), a group of bars per data set."""
+    return {
+        "held-out.svg": _svg(
+            "p(y | x): NLL of held-out rows. Lower is better.",
             [*REGRESSORS, *PRINTED],
             _conditional(records.get("uci", [])),
         ),
-        _panel("p(x): the same, per column.", DENSITY_MODELS, _per_column(records.get("joint", []))),
-    ]
-    moved = [f'<g transform="translate(0 {place * height})">{each}</g>' for place, each in enumerate(panels)]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height * len(panels)}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Arial, sans-serif" font-size="17" fill="{INK}">'
-    )
-    return "\n".join([head, "<title>Held-out negative log density</title>", *moved, "</svg>", ""])
+        "held-out-joint.svg": _svg(
+            "p(x): NLL of held-out rows per column. Lower is better.",
+            DENSITY_MODELS,
+            _per_column(records.get("joint", [])),
+        ),
+    }
 
 
 def caption(records: dict[str, list[Record]]) -> str:
@@ -125,26 +125,36 @@ def _bar(records: list[Record], columns: int = 1) -> Bar | None:
     return Bar(float(np.mean(values)), float(error))
 
 
-def _panel(title: str, methods: Sequence[str], groups: Groups) -> str:
-    """Return one panel: title, legend, lines of the scale, bars and names of the sets."""
+def _svg(title: str, methods: Sequence[str], groups: Groups) -> str:
+    """Return a chart: title, legend, lines of the scale, bars and names of the sets."""
     finite = [bar.mean for bars in groups.values() for bar in bars if bar and np.isfinite(bar.mean)]
     low, high = min([0.0, *finite]), max([0.0, *finite])
     step = next((one for one in (0.25, 0.5, 1.0, 2.0, 5.0) if (high - low) / one <= 5.0), 10.0)
     low, high = step * np.floor(low / step), step * np.ceil(max(high, low + step) / step)
     at = lambda value: round(TOP + PANEL * (high - min(value, high)) / (high - low), 1)
-    parts = [f'<text x="0" y="20" font-weight="600">{escape(title)}</text>', _legend(methods)]
+    parts = [f'<text x="0" y="18" font-weight="600">{escape(title)}</text>', _legend(methods)]
     for value in np.arange(low, high + step / 2.0, step):
         parts.append(f'<path d="M{LEFT} {at(value)}H{WIDTH}" stroke="{INK}" stroke-opacity="0.3"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at(value) + 6}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at(value) + 5}" text-anchor="end">{value:g}</text>')
     room = (WIDTH - LEFT) / max(len(groups), 1)
     for place, (name, bars) in enumerate(groups.items()):
         start = LEFT + place * room
-        parts.append(
-            f'<text x="{start + room / 2.0:.1f}" y="{TOP + PANEL + 24}" text-anchor="middle">'
-            f"{escape(name)}</text>"
-        )
+        parts.append(_name(name, start + room / 2.0))
         parts += _group(bars, start + 0.08 * room, 0.84 * room / len(bars), at)
-    return "\n".join(parts)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + PANEL + BOTTOM}" '
+        f'font-family="system-ui, -apple-system, Segoe UI, Arial, sans-serif" font-size="15" fill="{INK}">'
+    )
+    return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>", ""])
+
+
+def _name(dataset: str, middle: float) -> str:
+    """Return the name of a set below its bars, one line per word."""
+    lines = NAMES.get(dataset, dataset).replace("-", "- ").split()
+    return "".join(
+        f'<text x="{middle:.1f}" y="{TOP + PANEL + 18 + 17 * row}" text-anchor="middle">{escape(line)}</text>'
+        for row, line in enumerate(lines)
+    )
 
 
 def _group(bars: Sequence[Bar | None], start: float, width: float, at: Any) -> list[str]:
@@ -169,13 +179,13 @@ def _group(bars: Sequence[Bar | None], start: float, width: float, at: Any) -> l
 
 
 def _legend(methods: Sequence[str]) -> str:
-    """Return one square and one name per method, side by side."""
-    parts, left = [], 0.0
-    for colour, method in zip(COLOURS, methods, strict=False):
-        name = NAMES.get(method, label(method))
-        parts.append(f'<rect x="{left:.0f}" y="35" width="14" height="14" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 19:.0f}" y="47" font-size="14">{escape(name)}</text>')
-        left += 34 + 7.9 * len(name)
+    """Return a square and a name per method, three in a line."""
+    parts = []
+    for place, (colour, method) in enumerate(zip(COLOURS, methods, strict=False)):
+        left, top = 170 * (place % 3), 32 + 21 * (place // 3)
+        name = escape(NAMES.get(method, label(method)))
+        parts.append(f'<rect class="key" x="{left}" y="{top}" width="13" height="13" fill="{colour}"/>')
+        parts.append(f'<text x="{left + 19}" y="{top + 12}">{name}</text>')
     return "\n".join(parts)
 
 

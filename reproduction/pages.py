@@ -236,7 +236,8 @@ def write(folder: Path) -> Path:
     """Write the page and its figures, and return the page's path."""
     records = load_all(folder)
     figures.draw_all(records, folder / "figures")
-    (folder / "figures" / "held-out.svg").write_text(held_out.chart(records))
+    for name, chart in held_out.charts(records).items():
+        (folder / "figures" / name).write_text(chart)
     page = folder / "README.md"
     page.write_text(rendered(records))
     return page

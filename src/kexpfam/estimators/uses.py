@@ -45,11 +45,12 @@ class Explanation(NamedTuple):
         return [self.names[j] for j in self.surprise.argmax(axis=1)]
 
     def cell(self, row: int, column: int) -> str:
-        """Return a cell beside its usual value, as text."""
-        texts = [self._text(part[row, column], column) for part in (self.values, self.usual)]
-        ends = [self._text(part[row, column], column) for part in (self.lower, self.upper)]
-        interval = "" if self.columns.kinds[column].categorical else f", {ends[0]} to {ends[1]}"
-        return f"{texts[0]} (usual: {texts[1]}{interval})"
+        """Return a cell beside its usual value with four digits, as text."""
+        value = self._text(self.values[row, column], column)
+        estimates = [float(f"{part[row, column]:.4g}") for part in (self.usual, self.lower, self.upper)]
+        usual, low, high = (self._text(estimate, column) for estimate in estimates)
+        interval = "" if self.columns.kinds[column].categorical else f", {low} to {high}"
+        return f"{value} (usual: {usual}{interval})"
 
     def records(self) -> dict[str, np.ndarray]:
         """Return one line per cell, the most surprising cell of each row first.

@@ -113,11 +113,14 @@ class DDE(SaddleSolver):
     tolerance : float
         The run has converged if f and the sampler's moments are within this many nats, measured on the
         sampler's own draws.
-    extension, check_every : int
-        Without ``steps``, the run may take ``extension`` times the steps of the schedules, and its
-        convergence is checked every ``check_every`` steps.
-    retries, retry_factor : int, float
-        A diverged run continues from its last healthy state with its rates multiplied by the factor.
+    extension : int
+        Without ``steps``, the run takes at most this many times the steps of the schedules.
+    check_every : int
+        Steps between two checks of convergence.
+    retries : int
+        How often a diverged run continues from its last finite state.
+    retry_factor : float
+        The rates are multiplied by this factor each time.
     snapshot_draws : int
         Draws in a snapshot.
     """

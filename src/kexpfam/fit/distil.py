@@ -28,20 +28,37 @@ class Distillation(SettingsRecord):
 
     Parameters
     ----------
-    components, draws, candidates, rounds : int
-        Without conditions: components of the mixture, draws it is fitted to, weighted candidates that these
-        are resampled from, and rounds of improved proposals at most.
+    components : int
+        Components of the mixture, without conditions.
+    draws : int
+        Draws that the mixture is fitted to.
+    candidates : int
+        Weighted draws that these are resampled from.
+    rounds : int
+        Rounds of improved proposals, at most.
     good_share : float
         Rounds end when this share of the candidates is effective. Half of them come from the base, so that a
         perfect proposal has a share of about one half.
     full_covariance_dims : int
         Components have full covariances up to this number of coordinates, diagonal ones beyond.
-    network_components, width, depth, steps, batch_size : int
-        Under conditions: components of the mixture network, its hidden layers, and the steps of its training.
+    network_components : int
+        Components of the mixture network, which is used under conditions.
+    width : int
+        Units of each of its hidden layers.
+    depth : int
+        Its hidden layers.
+    steps : int
+        Steps of its training.
+    batch_size : int
+        Draws in a step.
     rate : float
         Adam's initial rate.
-    conditions, draws_per_condition, nodes : int
-        Conditions in the training set, draws under each, and importance draws that these are chosen from.
+    conditions : int
+        Conditions in the training set of the network.
+    draws_per_condition : int
+        Draws under each of them.
+    nodes : int
+        Importance draws that these are chosen from.
     interpolation : float
         Half of the conditions are moved towards another one by up to this share of the distance.
     """

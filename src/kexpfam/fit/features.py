@@ -27,7 +27,9 @@ class Features(SettingsRecord):
     rank : int or None
         Leading features kept where there is no condition; None keeps all.
     condition_rank : tuple of int
-        Leading features of the condition, from ... to: one for every ``rows_per_feature`` rows.
+        The least and the largest number of leading features of the condition.
+    rows_per_feature : int
+        Between them there is one feature for every so many rows.
     target_rank : int
         Leading features of the target under a condition.
     floor : float

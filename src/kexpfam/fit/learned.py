@@ -50,26 +50,31 @@ class Learned(SettingsRecord):
 
     Parameters
     ----------
-    folds, repeats : int
-        Parts of the rows that are held out in turn, and members per part.
+    folds : int
+        Parts of the rows that are held out in turn.
+    repeats : int
+        Members per part.
     rows : int
         With many rows fewer parts are held out: about ``rows / n``, at least 2.
     held_out : float
         The share of the rows in one part.
     shuffled : bool
         Whether every member has a random order of the columns.
-    width, depth : int
-        Hidden units per layer for a single target, and layers. For more targets there are ``units`` per
-        target, but at least twice the width.
+    width : int
+        Hidden units per layer for a single target.
     units : int
-        See above.
+        Hidden units per layer and target for more targets; all together at least twice the width.
+    depth : int
+        Hidden layers.
     views : tuple of str
         The inputs of the repeats, one after the other, from the first again if there are more repeats:
         "plain" inputs, "encoded" ones (with a piecewise-linear encoding), "trees" (with predictions by
         boosted trees), or "encoded+trees". Repeats with trees are left out where there are none, as in joint
         densities. Held-out rows decide which of the others stay.
-    pieces, rows_per_piece : int
-        The number of pieces of the encoding; each has at least ``rows_per_piece`` rows.
+    pieces : int
+        The largest number of pieces of the encoding.
+    rows_per_piece : int
+        The least number of rows in a piece.
     boosting : Boosting
         Settings of the trees.
     steps : int
@@ -78,26 +83,38 @@ class Learned(SettingsRecord):
     passes : int
         For a single target the updates are at least so many passes over the rows, if these are at most four
         times the updates above.
-    epochs, patience : int
-        Maximal number of passes over the rows, and of passes without a better held-out score: twice as many
-        for a single target, half as many for five targets and more.
+    epochs : int
+        Maximal number of passes over the rows.
+    patience : int
+        Maximal number of passes without a better held-out score: twice as many for a single target, half as
+        many for five targets and more.
     progress : float
         The smallest rise of the held-out score (nats) that counts as better.
-    trial, lag : float
-        After this share of the passes a repeat is dropped if its held-out score, with its recent rise in all
-        passes that are left, would end ``lag`` (nats) below the present one of another. With fewer than a
-        thousand rows the lag is larger in proportion: scores are less certain, and training is cheap.
+    trial : float
+        After this share of the passes repeats are compared. The held-out score of each is extrapolated to
+        the end by its recent rise.
+    lag : float
+        A repeat is dropped if it would end so far (nats) below the present score of another. With fewer than
+        a thousand rows the lag is larger in proportion: scores are less certain, and training is cheap.
     gain : float
         After the training a repeat is dropped if the held-out score falls by less than this (nats) without
         it.
     farthest : float
         Log densities are counted as at most this far (nats) below the median of the held-out rows.
-    batch, least_batch, batches : int
-        Rows per update, at most and at least, and updates per epoch that are aimed for.
-    rate, last_rate, warm_up, decay : float
-        Highest learning rate of AdamW, the share to which it falls along half a cosine, the epochs over
-        which it rises first, and the weight decay. A network wider than twice ``width`` has a smaller rate
-        in proportion.
+    batch : int
+        The largest number of rows per update.
+    least_batch : int
+        The least number of rows per update.
+    batches : int
+        Updates per epoch, within these limits.
+    rate : float
+        Highest learning rate of AdamW. A network wider than twice ``width`` has a smaller rate in proportion.
+    last_rate : float
+        The share of the rate to which it falls along half a cosine.
+    warm_up : float
+        Epochs over which the rate rises first.
+    decay : float
+        Weight decay.
     rkhs_penalty : float
         The weight of ``|c|^2 / 2`` for the weights of the tilt's coefficients.
     dropout : float
@@ -105,10 +122,13 @@ class Learned(SettingsRecord):
         fewer it is down to two fifths of this. It falls to zero along half a cosine.
     average : float
         The share of the old weights in the exponential moving average.
-    bumps, rows_per_bump, most_bumps : int
-        The least number of bumps of a tilt, three fifths of it for more than six targets with at most a
-        hundred rows each, the rows for one more, and the most for one or two targets; for more targets the
-        most is smaller.
+    bumps : int
+        The least number of bumps of a tilt; three fifths of it for more than six targets with at most a
+        hundred rows each.
+    rows_per_bump : int
+        Rows for one bump more.
+    most_bumps : int
+        The largest number of bumps for one or two targets; for more targets it is smaller.
     cells : int
         The least number of cells of the residual while training; there are four per bump.
     polish : tuple of float

@@ -71,23 +71,32 @@ class Search(SettingsRecord):
 
     Parameters
     ----------
-    folds, repeats : int
-        Folds of the cross-validation, and its repetitions.
-    rows, conditional_rows : int
-        Rows that settings are ranked on, at most; under conditions each row costs a partition function of its
-        own.
+    folds : int
+        Folds of the cross-validation.
+    repeats : int
+        Repetitions of the cross-validation.
+    rows : int
+        Rows that settings are ranked on, at most.
+    conditional_rows : int
+        The same under conditions, where each row has a normaliser of its own.
     features : Features
         Features of f during the search; the final fit has more.
     penalties : tuple of float
-        Falling; a path ends after ``patience`` penalties without a better score.
-    lengthscales, condition_lengthscales : tuple of float
-        Rising, in units of the median distance between rows.
+        Penalties to try, in falling order.
+    patience : int
+        A path of penalties ends after so many without a better score.
+    lengthscales : tuple of float
+        Length scales of the target to try, in rising order, in units of the median distance between rows.
+    condition_lengthscales : tuple of float
+        The same for the condition.
     widths : tuple of float
         Widths of a Gaussian base under a condition, in standard deviations of the target.
     worthwhile : float
         The least gain (nats) of a step of the search.
-    relevance_gain, relevance_errors : float
-        The least gain (nats), plus so many standard errors, of a length scale for a single input.
+    relevance_gain : float
+        The least gain (nats) of a length scale for a single input.
+    relevance_errors : float
+        So many standard errors of the gain are added to it.
     relevance_factors : tuple of float
         Factors that the length scale of a single input is multiplied by.
     weight : float

@@ -23,9 +23,12 @@ class Boosting(SettingsRecord):
         The largest number of trees; held-out rows choose a smaller one.
     rate : float
         The share of each tree that is added.
-    leaves, rows_per_leaf, least : int
-        The largest number of leaves of a tree, the rows of the table for one leaf more, and the least number
-        of rows in a leaf.
+    leaves : int
+        The largest number of leaves of a tree.
+    rows_per_leaf : int
+        A tree has at most one leaf per so many rows of the table.
+    least : int
+        The least number of rows in a leaf.
     inputs : float
         The share of the inputs, drawn at random, among which each split of a node is chosen.
     explained : float

@@ -21,29 +21,39 @@ class Integration(SettingsRecord):
 
     Parameters
     ----------
-    cells, tail_cells : tuple of int
-        Cells of a grid per coordinate within the range of the data, and on each side beyond it: one entry per
-        number of coordinates. f of more coordinates is integrated by importance draws.
+    cells : tuple of int
+        Cells of a grid per coordinate within the range of the data: the first entry for one coordinate, the
+        second for two, and so on. f of more coordinates is integrated by importance draws.
+    tail_cells : tuple of int
+        Cells on each side beyond the range of the data.
     conditional_cells : tuple of int
         The same where there is one integral per condition.
-    base_spread, data_margin : float
-        A grid reaches to this many standard deviations of the base. Its fine cells reach beyond the data by
-        this share of their range.
+    base_spread : float
+        A grid reaches to this many standard deviations of the base.
+    data_margin : float
+        The fine cells reach beyond the data by this share of their range.
     draws : int
         Importance draws of a fit.
     partition_draws : int
         Importance draws of a normaliser.
     finer : float
         Fineness of a normaliser's grid relative to the fit's; the difference is the error estimate.
-    smc_particles, smc_repeats, smc_stages, smc_moves : int
-        Tempered sequential Monte Carlo, for normalisers with too few effective draws: particles, independent
-        repetitions, temperatures at most, and HMC transitions at each temperature.
+    smc_particles : int
+        Particles of tempered sequential Monte Carlo, for normalisers with too few effective draws.
+    smc_repeats : int
+        Independent repetitions of it.
+    smc_stages : int
+        Temperatures, at most.
+    smc_moves : int
+        HMC transitions at each temperature.
     smc_share : float
         Share of the particles that stays effective from one temperature to the next.
     resampling_share : float
         Draws are refined by importance resampling if at least this share of the weighted draws is effective.
-    candidates_per_draw, candidates_per_condition : int
-        Weighted draws per resampled draw, without and with conditions.
+    candidates_per_draw : int
+        Weighted draws per resampled draw, without conditions.
+    candidates_per_condition : int
+        The same under conditions.
     """
 
     cells: tuple[int, ...] = at_least(1, (800, 112, 44), whole=True)

@@ -25,15 +25,19 @@ class Copying(NamedTuple):
 
     Parameters
     ----------
-    draw_distance, held_out_distance : float
-        Median distance to the nearest training row, in standardised units.
+    draw_distance : float
+        Median distance of draws to the nearest training row, in standardised units.
+    held_out_distance : float
+        The same for held-out rows.
     close : float
         The share of draws that are nearer to a training row than 5 % of the held-out rows are; about 0.05
         without copies.
     close_error : float
         Its standard error.
-    repeated, held_out_repeated : float
-        Shares of draws and of held-out rows that equal a training row.
+    repeated : float
+        Share of draws that equal a training row.
+    held_out_repeated : float
+        The same for held-out rows.
     p_value : float
         Of the hypothesis that draws are not nearer to training rows than held-out rows are.
     membership : float

@@ -26,8 +26,12 @@ class Judgement(SettingsRecord):
         Draws behind the certificate, which divides squared noise by the penalty.
     refine : int
         HMC steps of the draws that plain draws are compared with; 0 omits the comparison.
-    good_sampler_kl, good_f_gap, good_normaliser_error : float
-        Up to these values (nats) a measurement is good, and up to ``poor`` times these values, fair.
+    good_sampler_kl : float
+        Up to this divergence (nats) the sampler is good, and up to ``poor`` times it, fair.
+    good_f_gap : float
+        The same for the distance of f from its optimum.
+    good_normaliser_error : float
+        The same for the error of log Z.
     good_reference_loss : float
         Up to this loss (nats) against the best plain density on held-out rows, a fit is good.
     good_overfit : float
@@ -51,9 +55,11 @@ class Judgement(SettingsRecord):
         With fewer held-out rows, the range that chance explains is part of the diagnosis.
     discrete_share : float
         A target with fewer distinct values than this share of its rows has a randomised PIT.
-    neighbour_dims, neighbour_draws : int
-        In up to ``neighbour_dims`` dimensions, the density of a sampler that is not one-to-one is
-        estimated from its ``neighbour_draws`` draws; in more dimensions neighbours are too far apart.
+    neighbour_dims : int
+        In up to so many dimensions, the density of a sampler that is not one-to-one is estimated from its
+        draws; in more dimensions neighbours are too far apart.
+    neighbour_draws : int
+        The number of these draws.
     """
 
     draws: int = at_least(10, 4000)
