@@ -123,4 +123,5 @@ def test_a_narrow_ridge_is_found_from_the_cold_start():
         .fit(x, y[:, 0])
         .score(held_x, held_y[:, 0])
     )
-    assert score("dde") == pytest.approx(score("exact"), abs=0.05)
+    # At the base the run stops 0.036 nats away: its sampler matches moments and f is not steep enough.
+    assert score("dde") == pytest.approx(score("exact"), abs=0.01)
