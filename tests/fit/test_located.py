@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kexpfam import ConditionalKernelExpFamily, Kernel
+from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, load
 from kexpfam.data.sample import Sample
 from kexpfam.fit.located import RIDGES, located, log_ratio, narrow_law
 from kexpfam.fit.problem import Problem
+from kexpfam.fit.saddle import DoublyDual
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.kernels import Gaussian as GaussianKernel
-from kexpfam.model.located import Defensive, InUnits, TransportInUnits
+from kexpfam.model.located import Defensive, InUnits, Located, TransportInUnits
 from kexpfam.model.measures import Box, Gaussian
 from kexpfam.model.networks import Network
 from kexpfam.model.spaces import FeatureSpace, KernelSpan
@@ -109,6 +110,35 @@ def test_training_does_not_move_the_units():
             gradient = eqx.filter_grad(lambda part: part(points, x).sum())(part)
             assert not np.any(gradient.law.weights) and not np.any(gradient.law.scale)
             assert np.any(gradient.network.layers[0].weight)
+
+
+def test_a_fit_has_the_same_bits_in_both_precisions_and_after_storage(tmp_path):
+    x, y = rows(0.05, count=40)
+    kernel = Kernel(
+        lengthscale=1.0,
+        condition_lengthscale=1.0,
+        rkhs_penalty=1e-3,
+        base_width=1.0,
+        power=False,
+        n_centres=8,
+    )
+    found = []
+    for enabled in (False, True):
+        with jax.enable_x64(enabled):
+            solver = DDE(steps=2, saddle=DoublyDual(width=4, batch_size=16))
+            model = ConditionalKernelExpFamily(model="kernel", kernel=kernel, solver=solver, random_state=0)
+            model.fit(x, y[:, 0])
+            assert isinstance(model.solution_.sampler.reference, Located)
+            found.append((model.score_samples(x, y[:, 0]), model.sample(x, random_state=0)))
+    model.save(tmp_path / "model.kexpfam")
+    found.append(
+        (lambda m: (m.score_samples(x, y[:, 0]), m.sample(x, random_state=0)))(
+            load(tmp_path / "model.kexpfam")
+        )
+    )
+    for again in found[1:]:
+        for first, second in zip(found[0], again, strict=True):
+            np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The doubly dual embedding as a solver: Algorithm 1 of the paper, from f = 0 and q = p0.
 
+A conditional density that is much narrower than its base starts at a regression instead (``fit.located``).
+
 Two options are not in the paper. ``warm_start`` begins next to the solution: f solves the convex problem, the
 sampler's noise is a distribution distilled from that density, and the saddle steps move all three players
 from there. ``polish`` replaces the f of the saddle point by the convex optimum.
