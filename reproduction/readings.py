@@ -263,10 +263,20 @@ def near_exact(experiment: str, *solvers: str) -> Reading:
         text = ", ".join(
             f"{label(solver)} {gap:+.3f} over {len(gaps[solver])} fits" for solver, gap in worst.items()
         )
-        far = [f"{label(solver)} is {gap:+.3f} off" for solver, gap in worst.items() if gap > NEAR]
+        far = [
+            f"{label(solver)} is {gap:+.3f} off{_of_its_space(records[experiment], solver)}"
+            for solver, gap in worst.items()
+            if gap > NEAR
+        ]
         return Finding(f"NLL − exact, worst: {text}", unless(not far, because(", ".join(far))))
 
     return read
+
+
+def _of_its_space(records: list[Record], solver: str) -> str:
+    """Return how far the optimum in the solver's own features is from the exact one, if it was measured."""
+    gaps = gaps_to_exact(records, f"{solver} + polish")
+    return f", where the optimum in its own features is {max(gaps):+.3f} off" if gaps else ""
 
 
 def left_to_the_polish(solver: str) -> Reading:

@@ -16,7 +16,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from kexpfam.data.sample import AnyArray
 from kexpfam.fit.dde import saddle_problem
 from kexpfam.fit.loop import run, scan
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
@@ -26,6 +25,7 @@ from kexpfam.integrate.chains import HMC, hmc_start, hmc_step, jump, moved
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt
+from kexpfam.model.located import Defensive
 from kexpfam.model.measures import AbstractMeasure, Mixture
 from kexpfam.paper.iterates import Averaged
 
@@ -37,22 +37,6 @@ FITTED, COMPONENTS, WALK = 6000, 48, 4
 WIDTH, NU_UPDATES = 1.4, 100
 # The gain of the step size of the chains, and steps after which the gains of f fall.
 ADAPTATION, DELAY = 0.3, 20.0
-
-
-class Defensive(AbstractMeasure):
-    """Half of a base and half of another law: the log ratio to the base is at least -log 2."""
-
-    base: AbstractMeasure
-    near: AbstractMeasure
-
-    def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
-        return jnp.logaddexp(self.base.log_density(x), self.near.log_density(x)) - jnp.log(2.0)
-
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
-        base_key, near_key = jr.split(key)
-        half = count // 2
-        draws = self.base.sample(half, key=base_key), self.near.sample(count - half, key=near_key)
-        return jnp.concatenate(draws)
 
 
 class Following(SaddleProblem):

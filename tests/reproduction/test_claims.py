@@ -267,6 +267,11 @@ def test_near_is_within_the_tolerance_on_the_worst_draw():
         ]
         found = readings.near_exact("algorithms", "a").read({"algorithms": rows})
         assert (found.verdict == REPRODUCED) == near and f"{gap:+.3f} over 3 fits" in found.ours
+        assert "own features" not in found.verdict
+    polished = {"nll": 0.007}
+    rows += [record(values=polished, method="a + polish", seed=seed, **cell) for seed in SEEDS]
+    found = readings.near_exact("algorithms", "a").read({"algorithms": rows})
+    assert "where the optimum in its own features is +0.007 off" in found.verdict
 
 
 def test_a_printed_distance_is_reached_within_the_errors_of_ours():

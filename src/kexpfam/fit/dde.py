@@ -1,5 +1,7 @@
 """The doubly dual embedding as a solver: Algorithm 1 of the paper, from f = 0 and q = p0.
 
+A conditional density that is much narrower than its base starts at a regression instead (``fit.located``).
+
 Two options are not in the paper. ``warm_start`` begins next to the solution: f solves the convex problem, the
 sampler's noise is a distribution distilled from that density, and the saddle steps move all three players
 from there. ``polish`` replaces the f of the saddle point by the convex optimum.
@@ -18,11 +20,13 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.fit.convergence import Convergence, convergence
 from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish
 from kexpfam.fit.distil import Distillation, distil
+from kexpfam.fit.located import log_ratio, narrow_law
 from kexpfam.fit.loop import Run, run
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
 from kexpfam.fit.saddle import DoublyDual, SaddlePoint, SaddleProblem, SaddleState, SaddleTerms
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler
+from kexpfam.model.located import Located
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
@@ -148,9 +152,9 @@ class DDE(SaddleSolver):
     def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
         """Return f, the sampler and the trace of the saddle steps."""
         start_key, init_key, run_key, polish_key, judge_key = jr.split(key, 5)
-        saddle = self.saddle or self._default_saddle()
         with double_precision():
             weights, reference = self.start(problem, key=start_key)
+            saddle = self.saddle or self._default_saddle(reference)
             posed = saddle_problem(problem, reference, problem.space)
             state = saddle.init(posed, weights, key=init_key)
         options: dict[str, Any] = {**watchers, "stage": "saddle point", "steps": self.step_count}
@@ -174,8 +178,17 @@ class DDE(SaddleSolver):
             return solution
         return self._judged(solution, measured(outcome.state))
 
-    def _default_saddle(self) -> DoublyDual:
+    def start(self, problem: Problem, *, key: Key[Array, ""]) -> tuple[Float[Array, " r"], AbstractMeasure]:
+        """Return f's weights and the law of the noise; a cold start on a narrow ridge is at its location."""
+        law = None if self.warm_start else narrow_law(problem)
+        if law is None:
+            return super().start(problem, key=key)
+        return jnp.asarray(log_ratio(problem, law, key=key)), law
+
+    def _default_saddle(self, reference: AbstractMeasure) -> DoublyDual:
         settings = DoublyDual.warm() if self.warm_start else DoublyDual()
+        if isinstance(reference, Located):
+            settings = DoublyDual.near()
         horizon = jnp.asarray(float(max(self.step_count, 1)))
         return eqx.tree_at(lambda players: players.horizon, settings, horizon)
 

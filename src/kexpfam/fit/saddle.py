@@ -19,6 +19,7 @@ from kexpfam.data.sample import AnyArray, Sample
 from kexpfam.fit.loop import averaged, descended, moments_of, optimiser, scan
 from kexpfam.fit.natural import FStep, Groups, Lag, Metric, f_gradient, group_rows, sampler_lag
 from kexpfam.jax_settings import double
+from kexpfam.model.located import Defensive, InUnits, Located, TransportInUnits
 from kexpfam.model.measures import AbstractMeasure, draw_each, log_density_each, logsumexp
 from kexpfam.model.networks import ACTIVATIONS, AbstractTransport, Free, Layer, Network, Residual
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
@@ -45,7 +46,8 @@ class SaddleProblem(eqx.Module):
     @property
     def nu_reference(self) -> AbstractMeasure:
         """Return the distribution that an anchored nu is measured from, and its draws come from."""
-        return self.reference
+        rough = isinstance(self.reference, Located)
+        return Defensive(self.base, self.reference) if rough else self.reference
 
 
 class SaddlePoint(eqx.Module):
@@ -274,6 +276,11 @@ class DoublyDual(eqx.Module):
         return cls(f_rate=0.01, nu_rate=2e-3, transport_rate=2e-5, damping=0.0)
 
     @classmethod
+    def near(cls) -> "DoublyDual":
+        """Return the settings for an f that begins with the right location and scale: little damping."""
+        return cls(f_rate=0.2, damping=2e-5)
+
+    @classmethod
     def plain(cls, **settings: Any) -> "DoublyDual":
         """Return the paper's scheme: plain gradients of f, plain networks, no correction of the lag."""
         own: dict[str, Any] = {"natural": False, "waves": 0, "lag_share": 0.0, "f_rate": 1.0, "nu_rate": 1e-3}
@@ -288,7 +295,7 @@ class DoublyDual(eqx.Module):
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         shape: dict[str, Any] = {"width": self.width, "activation": self.activation}
         nu_shape = shape | {"depth": self.nu_depth, "waves": self._drawn_waves(problem, wave_keys[0])}
-        nu = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **nu_shape)
+        nu: Any = Network.draw(dim + condition_dim, "scalar", zero_initialised=True, key=nu_key, **nu_shape)
         shape |= {"depth": self.transport_depth, "key": transport_key}
         transport: AbstractTransport
         if problem.anchored:
@@ -298,6 +305,9 @@ class DoublyDual(eqx.Module):
             # Noise of another width has no length scales, and so no waves.
             noise_dim = jax.eval_shape(lambda k: problem.reference.sample(1, key=k), transport_key).shape[1]
             transport = Free.draw(noise_dim, dim, condition_dim, waves=None, **shape)
+        if isinstance(problem.reference, Located):
+            law = problem.reference
+            nu, transport = InUnits(nu, law), TransportInUnits(transport.network, law)
         moments = moments_of(nu, self._optimiser), moments_of(transport, self._optimiser)
         metric = Metric.start(f_weights.size if self.natural else 0)
         return SaddleState(SaddlePoint(f_weights, nu, transport), transport, *moments, metric, jnp.array(0))
@@ -311,6 +321,8 @@ class DoublyDual(eqx.Module):
         of_target = problem.space.target.waves(self.waves, dims[0], key=target_key)
         of_condition = problem.space.condition.waves(self.waves, dims[1], key=condition_key)
         low, high = self.octaves
+        if isinstance(problem.reference, Located):
+            of_target = of_target * problem.reference.scale
         octaves = 2.0 ** jr.uniform(octave_key, (self.waves, 1), minval=low, maxval=high)
         return Layer.of_frequencies(octaves * jnp.concatenate([of_target, of_condition], 1), key=phase_key)
 
