@@ -54,7 +54,10 @@ FULL_TABLES = {
     "using": using_tables.using,
 }
 # Notes shared by several tables.
-ALONE = "*DDE alone* is the paper's algorithm from f = 0 and q = p0, without a warm start or a convex polish."
+ALONE = (
+    "*DDE alone* is the paper's algorithm, without a warm start or a convex polish. It starts from f = 0 and "
+    "q = p0; where targets are a narrow ridge, q starts at a ridge regression and f at its log ratio to p0."
+)
 FOLDS = "≥: the transport folds space, and the value is a lower bound."
 PEAK = "MB: the largest peak above the start of a fit, without memory still allocated by earlier fits."
 NOTES = {
