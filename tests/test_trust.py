@@ -31,3 +31,13 @@ def test_a_check_with_few_trials(name):
 
 def test_the_page_is_made_from_the_records():
     assert (ROOT / "docs" / "trust.md").read_text() == page(Ledger(ROOT / "reproduction", "trust").records())
+
+
+def test_counts_are_added_over_the_seeds_of_the_last_commit():
+    counts = {"good": 3, "found": 1, "bad": 2, "poor": 0, "defaults": 2}
+    values = {"trials": 4, "failures": 0, "figure": "", "counts": counts}
+    records = [
+        {"cell": {"check": "verdicts", "seed": seed}, "values": values, "made_with": {"commit": commit}}
+        for seed, commit in ((1, "old"), (1, "new"), (2, "new"), (2, "new"))
+    ]
+    assert "| 8 | 0 | 6 good; 2 of 4 fits" in page(records)
