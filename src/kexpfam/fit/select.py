@@ -71,7 +71,7 @@ SPACES = ("nystrom", "full", "random_features")
 CELLS_PER_SCALE, CHECKED = 2.0, 1.3
 # The largest loss (nats) of a kernel with kinks against the Gaussian kernel, and of a search against a kernel
 # density estimate; the second start is so many steps of the lattice below the first.
-WORST_LOSS, SHORTER = 0.1, 2
+WORST_LOSS, SHORTER = 0.1, 4
 
 
 class Search(SettingsRecord):
