@@ -1,10 +1,13 @@
 """The checks of ``make trust`` with few trials, and the page that is made from their records."""
 
+import numpy as np
 import pytest
 
+from kexpfam.estimators import KernelDensity
 from reproduction.records import Ledger
 from tools.trust.__main__ import CHECKS, measure
 from tools.trust.page import ROOT, SPEC, page
+from tools.trust.samplers import CENTRES, DRAWS, LEAST_P, _by_weights, models
 
 # Checks that start processes or train are left to ``make trust``.
 SHORT = {
@@ -41,3 +44,15 @@ def test_counts_are_added_over_the_seeds_of_the_last_commit():
         for seed, commit in ((1, "old"), (1, "new"), (2, "new"), (2, "new"))
     ]
     assert "| 8 | 0 | 6 good; 2 of 4 fits" in page(records)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_draws_of_another_density_fail(shift):
+    rng = np.random.default_rng(0)
+    model = KernelDensity().fit(rng.normal(size=(200, 1)))
+    draws = shift + model.sample(DRAWS + CENTRES, random_state=1)
+    assert (_by_weights(model.density_, draws, rng) > LEAST_P) == (shift == 0.0)
+
+
+def test_every_model_of_the_samplers_is_in_the_full_form():
+    assert len(models()) <= SPEC["samplers"]["full"]
