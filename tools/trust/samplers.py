@@ -39,8 +39,9 @@ DRAWS, LEAST_P, CENTRES, WEIGHTED, CELLS = 10_000, 2e-5, 400, 10_000, 6
 PARTS = 10
 # Rows of a table with columns of several kinds.
 KIND_ROWS = 300
-# Degrees of freedom of the kernels of the comparison: its tails are heavier than those of the density.
-FREEDOM = 5
+# The kernels of the comparison are Student's t with these degrees of freedom, and a share of wide Cauchy
+# laws: the tails must be heavier than those of the density, or weights are unbounded and errors too small.
+FREEDOM, WIDE_SHARE, WIDE = 5, 0.1, 4.0
 BRIEF_CHAIN = Learned(folds=2, repeats=1, epochs=5, polish=())
 # A solver with few steps leaves an approximate sampler, which exact draws do not need.
 SMALL = {"steps": 20, "saddle": DoublyDual(width=16)}
@@ -100,6 +101,8 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator, int], np.ndarray], Any]] =
         None,
     ),
 }
+# Tables of several kinds: every kind is in one. In wider tables the weights of the comparison are few.
+TABLES = (("positive", "count", "label", "gaps"), ("bounded", "periodic", "rounded", "atom"))
 # The kinds of a kernel model; the others have no density on the line.
 SMOOTH = ("positive", "bounded")
 
@@ -148,8 +151,9 @@ def models() -> dict[str, Model]:
     for kind in KINDS:
         made[f"chain, column: {kind}"] = _joint([kind], **chain)
         made[f"chain, target: {kind}"] = _given([kind], **chain)
-    made["chain, columns of all kinds"] = _joint(KINDS, **chain)
-    made["chain, targets of all kinds"] = _given(KINDS, **chain)
+    for kinds in TABLES:
+        made[f"chain, columns: {', '.join(kinds)}"] = _joint(kinds, **chain)
+        made[f"chain, targets: {', '.join(kinds)}"] = _given(kinds, **chain)
     made["mixture"] = lambda rng: KernelExpFamily(model="mixture", random_state=0).fit(_bimodal(rng, 3))
     made["mixture, column: positive"] = _joint(["positive"], model="mixture")
     return made | _other_estimators() | _by_solvers()
@@ -273,7 +277,7 @@ def _proposed(
     spread = np.subtract(*np.nanpercentile(np.where(kept, np.nan, z), [75, 25], axis=0)) / 1.35
     width = np.nan_to_num(spread) * len(centres) ** (-1.0 / (centres.shape[1] + 4))
     which = rng.integers(len(centres), size=WEIGHTED)
-    still, noise = kept[which], scipy.stats.t(FREEDOM).rvs((WEIGHTED, z.shape[1]), random_state=rng)
+    still, noise = kept[which], _noise(rng, (WEIGHTED, z.shape[1]))
     moved = np.where(still, 0.0, z[which] + width * noise)
     draws = np.where(still, centres[which], scaling.to_data(moved))
     log_q = np.full(WEIGHTED, -np.inf)
@@ -295,9 +299,17 @@ def _proposed(
     return draws, np.where(beyond, np.inf, log_q - np.log(len(centres)) + slopes)
 
 
+def _noise(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Return draws of the kernel."""
+    wide = rng.uniform(size=shape) < WIDE_SHARE
+    return np.where(wide, WIDE * rng.standard_cauchy(shape), rng.standard_t(FREEDOM, shape))
+
+
 def _log_kernel(z: np.ndarray) -> np.ndarray:
-    """Return the log density of Student's t."""
-    return scipy.stats.t.logpdf(0.0, FREEDOM) - 0.5 * (FREEDOM + 1) * np.log1p(z**2 / FREEDOM)
+    """Return the log density of the kernel."""
+    narrow = scipy.stats.t.logpdf(0.0, FREEDOM) - 0.5 * (FREEDOM + 1) * np.log1p(z**2 / FREEDOM)
+    wide = -np.log(np.pi * WIDE) - np.log1p((z / WIDE) ** 2)
+    return np.logaddexp(np.log(1.0 - WIDE_SHARE) + narrow, np.log(WIDE_SHARE) + wide)
 
 
 def _statistics(density: Any, rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
