@@ -75,7 +75,7 @@ def _commit() -> str:
         ["git", *words], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
     ).stdout.strip()
     commit = git("rev-parse", "--short", "HEAD")
-    changed = git("status", "--porcelain", "--", "src", "reproduction/*.py", "reproduction/specs")
+    changed = git("status", "--porcelain", "--", "src", "tools", "reproduction/*.py", "reproduction/specs")
     return f"{commit}-dirty" if commit and changed else commit or "unknown"
 
 

@@ -142,6 +142,7 @@ BAD_FILES = {
     "csv: nan": (lambda d: csv_file(d, "a,b\n1,nan\n"), "row 1: column 'b' is missing"),
     "csv: infinite": (lambda d: csv_file(d, "1,2\n1,-inf\n"), "row 2: column 'x1' is -inf"),
     "csv: short row": (lambda d: csv_file(d, "a,b\n1,2\n3\n"), "row 2: 1 cells where 2 were expected"),
+    "csv: comment": (lambda d: csv_file(d, "# made by hand\na,b\n1,2\n"), "skip such lines with --comment"),
     "csv: long row": (lambda d: csv_file(d, "1,2\n3,4,5\n"), "row 2: 3 cells where 2 were expected"),
     "csv: not text": (lambda d: csv_file(d, "ä,ö\n", encoding="latin-1"), "name it with --encoding"),
     "csv: not text, late": (

@@ -46,8 +46,7 @@ class TestGiven:
 
     def test_it_prints_its_condition(self, conditional):
         text = repr(conditional.given([0.5, -1.0]))
-        assert text.startswith("<density of y given x0=")
-        assert "0.5" in text
+        assert text == "<density of y given x0=0.5, x1=-1.0>"
 
     def test_draws_have_the_form_of_the_targets(self, conditional):
         assert isinstance(conditional.given(X[0]).sample(3, random_state=0), np.ndarray)
@@ -90,7 +89,7 @@ class TestPartial:
 
     def test_it_prints_what_it_is_of(self, joint):
         assert repr(joint.marginal(["a", "b"])) == "<density of a, b>"
-        assert repr(joint.given({"a": 2.0})).startswith("<density of b, c given a=")
+        assert repr(joint.given({"a": 2.0})).startswith("<density of b, c given a=2.")
 
     @pytest.mark.parametrize("columns", [[], ["a", "a"], ["b", 1]], ids=repr)
     def test_no_column_and_a_repeated_one_are_refused(self, joint, columns):

@@ -255,10 +255,11 @@ def test_equal_weights_change_nothing(size):
     np.testing.assert_array_equal(plain.score_samples(X), weighted.score_samples(X))
 
 
-def test_one_dominating_weight_is_refused_by_the_effective_sample_size():
+@pytest.mark.parametrize("count", [1, 4])
+def test_dominating_weights_are_refused_by_the_effective_sample_size(count):
     X, weight = np.random.default_rng(0).normal(size=(40, 1)), np.ones(40)
-    weight[0] = 1e6
-    with pytest.raises(ValueError, match="leaves 1 effective rows"):
+    weight[:count] = 1e6
+    with pytest.raises(ValueError, match=f"leaves {count} effective rows"):
         KernelExpFamily(random_state=0).fit(X, sample_weight=weight)
 
 

@@ -9,8 +9,9 @@ from kexpfam import FallbackWarning
 from kexpfam.data.kinds import Category, Real
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
+from kexpfam.fit.bases import BANDWIDTHS
 from kexpfam.fit.problem import Status
-from kexpfam.fit.reference import BANDWIDTHS, Comparison, or_normal, plain_scores
+from kexpfam.fit.reference import Comparison, or_normal, plain_scores
 from kexpfam.fit.stack import CandidateScore, Stacked
 from kexpfam.fit.task import Fitted, Keys, Splits, Task
 from kexpfam.model.density import Inputs

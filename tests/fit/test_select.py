@@ -6,10 +6,11 @@ import scipy.stats
 from oracles import midpoint_grid
 from threadpoolctl import threadpool_limits
 
-from kexpfam import ConditionalKernelExpFamily, Kernel, Search
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily, Search
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.datasets import rings, two_moons
+from kexpfam.estimators import KernelDensity
 from kexpfam.fit import convex
 from kexpfam.fit.bases import fit_base, optimism, tailed_gaussian
 from kexpfam.fit.convex import likelihood
@@ -458,3 +459,13 @@ def test_a_fitted_base_gains_its_parameters_over_the_rows():
 def test_settings_that_make_no_sense_are_named(record, setting, message):
     with pytest.raises(ValueError, match=message):
         record(**setting)
+
+
+def test_a_second_climb_finds_short_length_scales_that_a_plain_density_shows():
+    # The cross-validated score of these rows has two maxima; the climb from the middle finds the long one.
+    X, fresh = (rings().sample(rows, random_state=seed) for rows, seed in ((100, 10), (500, 99)))
+    model = KernelExpFamily(model="kernel", kernel=Kernel(search=Search(folds=3)), random_state=0).fit(X)
+    tried = [float(trial.settings.lengthscale[0]) for trial in model.selection_.trials]
+    assert max(tried) > 1.0  # the first climb
+    assert model.lengthscale_[0] < 0.2
+    assert model.score(fresh) > KernelDensity().fit(X).score(fresh)

@@ -214,3 +214,8 @@ def test_the_estimators_pass_it_on():
     assert float(model.given(rows[0]).log_prob(targets[0])) == pytest.approx(expected, abs=1e-10)
     joint = KernelExpFamily(**KERNEL).fit(rows)
     assert float(joint.log_prob(rows[0])) == pytest.approx(joint.score_samples(rows[:1])[0], abs=1e-10)
+
+
+def test_several_points_are_refused_with_the_size_of_one():
+    with pytest.raises(ValueError, match="takes a point of size 2, got 6: use jax.vmap"):
+        law().log_prob(np.zeros((3, 2)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from reproduction.records import Ledger, provenance
 from tools.trust import calibration, cases, faults, load, normalisers, samplers, verdicts
 from tools.trust.outcomes import Check, Outcome
-from tools.trust.page import ROOT, SPEC, page
+from tools.trust.page import ROOT, SPEC, figure, page
 
 CHECKS: dict[str, Check] = {
     name: check
@@ -46,12 +46,14 @@ def main() -> None:
         trials = options.trials or SPEC[name]["full" if options.full else "quick"]
         outcome, seconds = measure(name, trials, options.seed)
         failed |= bool(outcome.failures)
-        line = f"{name}: {outcome.trials} trials, {len(outcome.failures)} failures; {outcome.figure}"
+        text = figure(name, outcome)
+        line = f"{name}: {outcome.trials} trials, {len(outcome.failures)} failures; {text}"
         shown = "".join(f"\n  {failure}" for failure in outcome.failures[:MOST_SHOWN])
         sys.stdout.write(f"{line} ({seconds:.0f} s, seed {options.seed}){shown}\n")
         sys.stdout.flush()
         if options.record:
-            values = {"trials": outcome.trials, "failures": len(outcome.failures), "figure": outcome.figure}
+            values = {"trials": outcome.trials, "failures": len(outcome.failures), "figure": text}
+            values |= {"counts": outcome.counts} if outcome.counts else {}
             cell = {"check": name, "seed": options.seed}
             made = {"seconds": round(seconds, 1), "made_with": provenance()}
             ledger.append({"cell": cell, "values": values, **made})

@@ -17,11 +17,15 @@ GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / str(storage.FORMAT)
 
 
 class Outcome(NamedTuple):
-    """The number of trials, a description of each failure, and the figure of the page."""
+    """The number of trials, a description of each failure, and the figure of the page.
+
+    With ``counts`` the figure of ``spec.toml`` is filled with them instead, and the page adds the records
+    of several seeds."""
 
     trials: int
     failures: list[str]
-    figure: str
+    figure: str = ""
+    counts: dict[str, int] | None = None
 
 
 # A check takes the number of trials, a seed, and an empty folder.

@@ -146,9 +146,9 @@ def outcome(cases: list[Case]) -> Outcome:
     failures += [f"default is poor: {case}" for case in poor] if len(poor) > 0.01 * len(defaults) else []
     bad = [case for case in cases if case.loss > MOST_LOSS]
     found = sum(case.verdict != "good" for case in bad)
-    good = sum(case.verdict == "good" for case in cases)
-    figure = f"{good} good; {found} of {len(bad)} fits with a loss above 0.1 were not called good; "
-    return Outcome(len(cases), failures, f"{figure}{len(poor)} of {len(defaults)} defaults poor")
+    counts = {"good": sum(case.verdict == "good" for case in cases), "found": found, "bad": len(bad)}
+    counts |= {"poor": len(poor), "defaults": len(defaults)}
+    return Outcome(len(cases), failures, counts=counts)
 
 
 CHECKS = {one.__name__: one for one in (verdicts,)}

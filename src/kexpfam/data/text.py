@@ -100,6 +100,8 @@ class TextFile(NamedTuple):
                 raise unreadable(self.place, error) from None
             row, found = uneven[0].number - self.skipped, uneven[0].actual_columns
             message = f"{self.place}, row {row}: {found} cells where {self.width} were expected."
+            if self.names is not None and self.names[0].startswith("#"):
+                message += " The first line begins with '#': skip such lines with --comment '#'."
             raise TableError(message) from None
 
 

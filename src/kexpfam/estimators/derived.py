@@ -51,8 +51,7 @@ class GivenDensity:
 
     def __repr__(self) -> str:
         names = ", ".join(self.target_names or ["y"])
-        known = ", ".join(f"{name}={value!r}" for name, value in (self.condition or {}).items())
-        return f"<density of {names} given {known}>"
+        return f"<density of {names} given {_assigned(self.condition or {})}>"
 
     def score_samples(self, y: ArrayLike) -> np.ndarray:
         """Return the log density at each y, given with shape (n,) or (n, p)."""
@@ -99,6 +98,12 @@ class GivenDensity:
         from kexpfam import plot  # matplotlib is slow to import
 
         return plot.plot_given(self, **kwargs)
+
+
+def _assigned(values: dict[str, Any]) -> str:
+    """Return names and values as text, numbers of NumPy like those of Python."""
+    plain = {name: one.item() if isinstance(one, np.generic) else one for name, one in values.items()}
+    return ", ".join(f"{name}={one!r}" for name, one in plain.items())
 
 
 class PartialDensity:
@@ -148,8 +153,8 @@ class PartialDensity:
 
     def __repr__(self) -> str:
         known = np.flatnonzero(~np.isnan(self._given)).tolist()
-        names, cells = list(self.columns.shown), self.columns.decode(self._given[None])[0]
-        given = ", ".join(f"{names[j]}={cells[j]!r}" for j in known)
+        names, cells = list(self.columns.labels), self.columns.decode(self._given[None])[0]
+        given = _assigned({names[j]: cells[j] for j in known})
         return f"<density of {', '.join(self.names)}{f' given {given}' if known else ''}>"
 
     def sample(self, n_samples: int = 1, random_state: Seed = None) -> Any:

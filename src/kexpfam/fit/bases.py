@@ -1,19 +1,31 @@
-"""Base measures by name: how each is fitted, and its optimism on the points it was fitted to."""
+"""Base measures by name: how each is fitted, and its optimism on the points it was fitted to; kernel density
+estimates, which fits are compared with."""
 
 from collections.abc import Callable
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from kexpfam.data.weights import part_of, weighted_mean
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.task import Splits
-from kexpfam.model.measures import AbstractMeasure, Box, Gaussian, Mixture
+from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Box, Gaussian, Mixture, logsumexp
 
-__all__ = ["BASES", "fit_base", "optimism", "tailed_gaussian"]
+__all__ = [
+    "BANDWIDTHS",
+    "BASES",
+    "MOST_CENTRES",
+    "fit_base",
+    "kernel_density_scores",
+    "optimism",
+    "tailed_gaussian",
+]
 
 # Weight and relative width of the wide component of a Gaussian base under a condition, so that distant
 # targets have positive density.
 TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0
+# Rows of a mixture and of a kernel density estimate, and bandwidths of the latter in units of Scott's rule.
+MOST_CENTRES, BANDWIDTHS = 2000, (0.25, 0.5, 0.75, 1.0)
 
 
 def tailed_gaussian(points: np.ndarray, *, width: float, weight: np.ndarray | None = None) -> Mixture:
@@ -46,3 +58,20 @@ def optimism(
     base = fit_base(kind, data[kept], seed=seed, weight=part_of(weight, kept))
     means = [weighted_mean(base.log_densities(data[rows]), part_of(weight, rows)) for rows in (kept, held)]
     return float(means[0] - means[1])
+
+
+def kernel_density_scores(
+    data: np.ndarray, weight: np.ndarray | None, kept: np.ndarray, held: np.ndarray
+) -> np.ndarray:
+    """Return the log density of the rows ``held`` under the estimate from those ``kept``; the bandwidth is
+    the best of a few."""
+    kept, dim = kept[:MOST_CENTRES], data.shape[1]
+    counts = np.ones(len(kept)) if weight is None else weight[kept]
+    scale = len(kept) ** (-1.0 / (dim + 4)) * np.maximum(data[kept].std(axis=0), np.finfo(float).eps)
+    squares = cdist(data[held] / scale, data[kept] / scale, "sqeuclidean")
+    best = np.full(len(held), -np.inf)
+    for width in BANDWIDTHS:
+        logs = logsumexp(np.log(counts) - 0.5 * squares / width**2, axis=1) - np.log(counts.sum())
+        logs = logs - 0.5 * dim * LOG_TWO_PI - np.log(width * scale).sum()
+        best = max(best, logs, key=lambda one: weighted_mean(one, part_of(weight, held)))
+    return best

@@ -13,7 +13,16 @@ from kexpfam.data.scaling import Scaling
 from kexpfam.fit.features import build_space, centre_rows
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Problem, Solution, Solver, mean_feature
-from kexpfam.fit.select import FEW_DIMS, Context, Kernel, Scaled, Selection, reduced, search
+from kexpfam.fit.select import (
+    FEW_DIMS,
+    WORST_LOSS,
+    Context,
+    Kernel,
+    Scaled,
+    Selection,
+    reduced,
+    search,
+)
 from kexpfam.fit.task import Candidate, Fitted, Task
 from kexpfam.integrate.nodes import uses_grid
 from kexpfam.integrate.partition import log_partition
@@ -24,6 +33,9 @@ from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from kexpfam.stacklevel import caller_level
 
 __all__ = ["KernelCandidate", "KernelFit", "UnresolvedFitWarning", "on_host"]
+
+# Penalties of the selection differ from those of the fit by rounding.
+ROUNDING = 1.01
 
 
 class UnresolvedFitWarning(UserWarning):
@@ -114,14 +126,9 @@ class KernelCandidate(Candidate):
         problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
         checkpoint = task.checkpoint_for("kernel", (problem, self.solver))
         solution = self.solver.solve(problem, key=task.keys.solver, report=task.report, checkpoint=checkpoint)
-        raised = solution.facts.get("rkhs_penalty", 0.0) > settings.rkhs_penalty
-        if raised and problem.on_grid:
-            message = (
-                f"the grid does not resolve f at penalty {settings.rkhs_penalty:.1g}: the penalty is "
-                f"{solution.facts['rkhs_penalty']:.1g}, where an infinite one leaves the base. A longer "
-                "lengthscale or a smoother kernel may fit better."
-            )
-            warnings.warn(message, UnresolvedFitWarning, stacklevel=caller_level())
+        penalty = solution.facts.get("rkhs_penalty", 0.0)
+        if penalty > settings.rkhs_penalty and problem.on_grid:
+            _note_raised_penalty(selection, penalty, self.kernel.name)
         completion = None if len(settings.dims) == task.dim else Completion(base, settings.dims)
         density = self._density(task, problem, solution, scaling, completion)
         details = KernelFit(problem, solution, selection)
@@ -155,6 +162,27 @@ class KernelCandidate(Candidate):
         estimate = log_partition(tilt, sampler.reference, np.asarray(problem.sample.target), **options)
         nodes = finer if finer.is_grid else None
         return TiltedDensity(tilt, sampler, scaling, task.inputs, estimate, nodes, None, completion)
+
+
+def _note_raised_penalty(selection: Selection, penalty: float, name: str) -> None:
+    """Warn that a grid needs a larger penalty; raise if kinks are the reason and held-out rows lose by it."""
+    settings, chosen = selection.settings, selection.chosen
+    if chosen is not None and not KERNELS[name].smooth:
+        ratio = lambda trial: np.log(trial.settings.lengthscale / settings.lengthscale)
+        distance = lambda trial: (float(np.abs(ratio(trial)).max()), -trial.score)
+        larger = [one for one in selection.trials if one.settings.rkhs_penalty * ROUNDING >= penalty]
+        score = min(larger, key=distance).score if larger else -np.inf
+        if score < chosen.score - WORST_LOSS:
+            raise ValueError(
+                f"held-out rows have a mean log density of {score:.2f} at the penalty that the grid needs, "
+                f"and of {chosen.score:.2f} at the chosen one: grids do not resolve the kinks of "
+                f"kernel={name!r}. Use a smooth kernel, such as 'gaussian' or 'matern32'."
+            )
+    message = (
+        f"the grid does not resolve f at penalty {settings.rkhs_penalty:.1g}: the penalty is {penalty:.1g}, "
+        "where an infinite one leaves the base. A longer lengthscale or a smoother kernel may fit better."
+    )
+    warnings.warn(message, UnresolvedFitWarning, stacklevel=caller_level())
 
 
 def _mean_in_memory(space: FeatureSpace, sample: Any, scaling: Scaling, dims: tuple[int, ...]) -> np.ndarray:

@@ -12,9 +12,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Key
 from scipy.spatial import cKDTree
-from scipy.spatial.distance import cdist
 
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
+from kexpfam.fit.bases import MOST_CENTRES, kernel_density_scores
 from kexpfam.fit.folds import Folds, left_out_rows
 from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
@@ -23,14 +23,13 @@ from kexpfam.fit.stack import CandidateScore, Stacked
 from kexpfam.fit.task import Fitted, Task
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.ensemble import LawDensity
-from kexpfam.model.measures import LOG_TWO_PI, Gaussian, logsumexp
+from kexpfam.model.measures import Gaussian
 from kexpfam.stacklevel import caller_level
 
 __all__ = ["Comparison", "FallbackWarning", "cross_validated", "nearest_other", "or_normal", "plain_scores"]
 
-# Rows of a mixture and of a kernel density estimate, rows that the latter is scored on, and its bandwidths in
-# units of Scott's rule.
-MOST_CENTRES, MOST_SCORED, BANDWIDTHS = 2000, 1000, (0.25, 0.5, 0.75, 1.0)
+# Rows that a kernel density estimate is scored on.
+MOST_SCORED = 1000
 # The largest loss (nats) of a default fit against a normal, and the fewest held-out rows that show it.
 WORST_LOSS, FEWEST_ROWS = 0.1, 30
 # The weight of |coefficients|^2 / 2 of a linear model of standardised inputs, in rows.
@@ -125,18 +124,9 @@ def _linear(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
 
 def _kernel_density(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return scores under the kernel density estimate of the best bandwidth; NaN for rows beyond a number."""
-    z, weight = task.sample.target, task.sample.weight
-    kept, few = kept[:MOST_CENTRES], held[: MOST_SCORED // len(task.splits.held)]
-    counts = np.ones(len(kept)) if weight is None else weight[kept]
-    dim = z.shape[1]
-    scale = len(kept) ** (-1.0 / (dim + 4)) * np.maximum(z[kept].std(axis=0), np.finfo(float).eps)
-    squares = cdist(z[few] / scale, z[kept] / scale, "sqeuclidean")
-    best = np.full(len(few), -np.inf)
-    for width in BANDWIDTHS:
-        logs = logsumexp(np.log(counts) - 0.5 * squares / width**2, axis=1) - np.log(counts.sum())
-        logs = logs - 0.5 * dim * LOG_TWO_PI - np.log(width * scale).sum()
-        best = max(best, logs, key=lambda one: weighted_mean(one, part_of(weight, few)))
-    return np.append(best, np.full(len(held) - len(few), np.nan))
+    few = held[: MOST_SCORED // len(task.splits.held)]
+    scores = kernel_density_scores(task.sample.target, task.sample.weight, kept, few)
+    return np.append(scores, np.full(len(held) - len(few), np.nan))
 
 
 def _independent(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:

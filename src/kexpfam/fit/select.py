@@ -18,8 +18,15 @@ from threadpoolctl import threadpool_limits
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
-from kexpfam.data.weights import standard_error, weighted_mean
-from kexpfam.fit.bases import BASES, fit_base, optimism, tailed_gaussian
+from kexpfam.data.weights import part_of, standard_error, weighted_mean
+from kexpfam.fit.bases import (
+    BASES,
+    MOST_CENTRES,
+    fit_base,
+    kernel_density_scores,
+    optimism,
+    tailed_gaussian,
+)
 from kexpfam.fit.features import (
     CENTRE_MARGIN,
     CENTRE_SPACING,
@@ -62,8 +69,9 @@ SPACES = ("nystrom", "full", "random_features")
 # A smooth f of this length scale, in cells, is resolved by a grid. Otherwise the score is computed on a grid
 # of this relative fineness: f can be large between the nodes that it was fitted on.
 CELLS_PER_SCALE, CHECKED = 2.0, 1.3
-# The largest loss (nats) of a kernel with kinks against the Gaussian kernel.
-WORST_LOSS = 0.1
+# The largest loss (nats) of a kernel with kinks against the Gaussian kernel, and of a search against a kernel
+# density estimate; the second start is so many steps of the lattice below the first.
+WORST_LOSS, SHORTER = 0.1, 4
 
 
 class Search(SettingsRecord):
@@ -465,6 +473,11 @@ class _LatticeSearch:
         """Return the trial of highest score."""
         return max(self.trials, key=lambda trial: trial.score)
 
+    @property
+    def _best_rows(self) -> np.ndarray:
+        """Return the score of each row at the best trial."""
+        return self.row_scores[int(np.argmax([trial.score for trial in self.trials]))]
+
     def _axes(self) -> dict[str, tuple]:
         """Return the open axes of the lattice and the values on them."""
         options, fixed = self.options, self.fixed
@@ -522,9 +535,32 @@ class _LatticeSearch:
         return settings
 
     def walk(self) -> None:
+        """Climb from the middle, and again from a short length scale if that ends below a plain density."""
+        start = self.start()
+        self._climb(start)
+        if "lengthscale" in start and not self.conditional and self._is_below_kernel_density():
+            self._climb(start | {"lengthscale": max(start["lengthscale"] - SHORTER, 0)})
+        if self.fixed.rkhs_penalty is None:
+            best = self.best.settings
+            for penalty in (BETWEEN * best.rkhs_penalty, best.rkhs_penalty / BETWEEN):
+                self._rows(best._replace(rkhs_penalty=penalty))
+
+    def _is_below_kernel_density(self) -> bool:
+        """Return whether a kernel density estimate scores clearly higher than the best trial: the score has
+        several maxima along the length scale."""
+        targets, weight = np.asarray(self.sample.target), self.sample.weight
+        own = self._best_rows - self.scaled[self.best.settings.power].log_jacobian
+        gains = np.full(len(targets), np.nan)
+        for mask in self.left_out:
+            held = np.flatnonzero(mask)[: MOST_CENTRES // len(self.left_out)]
+            other = kernel_density_scores(targets, weight, np.flatnonzero(~mask), held)
+            gains[held] = other - own[held]
+        seen = ~np.isnan(gains)
+        return bool(weighted_mean(gains[seen], part_of(weight, seen)) > WORST_LOSS)
+
+    def _climb(self, position: dict[str, int]) -> None:
         """Move along each axis in the direction that improves, in long steps first."""
-        position, stride = self.start(), 2
-        score = self.visit(position)
+        stride, score = 2, self.visit(position)
         for _ in range(self.options.rounds):
             position, new_score = self._round(position, score, stride)
             if new_score == score:
@@ -532,10 +568,6 @@ class _LatticeSearch:
                     break
                 stride = 1
             score = new_score
-        if self.fixed.rkhs_penalty is None:
-            best = self.best.settings
-            for penalty in (BETWEEN * best.rkhs_penalty, best.rkhs_penalty / BETWEEN):
-                self._rows(best._replace(rkhs_penalty=penalty))
 
     def _round(self, position: dict[str, int], score: float, stride: int) -> tuple[dict[str, int], float]:
         for axis, values in self.axes.items():
@@ -699,7 +731,7 @@ class _LatticeSearch:
     def cross_validated(self) -> np.ndarray:
         """Return the log density of each row under the fit of the best trial without its fold."""
         scores = np.full(len(self.data), np.nan)
-        scores[self.chosen] = self.row_scores[int(np.argmax([trial.score for trial in self.trials]))]
+        scores[self.chosen] = self._best_rows
         return scores
 
     def base(self, settings: KernelSettings, *, whole: bool = False) -> AbstractMeasure:

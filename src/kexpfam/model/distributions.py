@@ -445,6 +445,8 @@ def _in_double(density: Any, precision: np.dtype) -> Callable:
 
     def wide(*rows: Float[Array, "..."]) -> Float[Array, ""]:
         y, *x = (row.astype(float).reshape(1, -1) for row in rows)
+        if y.size != (width := density.scaling.width):
+            raise ValueError(f"log_prob takes a point of size {width}, got {y.size}: use jax.vmap for more.")
         z = density.scaling.to_model(y)
         # A missing cell is NaN in model units, and an atom infinite.
         off = jnp.any(~(jnp.abs(z) < FAR) & ~jnp.isnan(y) & ~density.scaling.atoms(y))
