@@ -47,9 +47,9 @@ HELD_OUT_SHARE, PATIENCE = 0.1, 50
 # of the target.
 LEVELS = (np.arange(50) + 0.5) / 50
 WIDTHS = np.geomspace(0.002, 1.0, 28)
-# The Python that has treeffuser, its draws per row, and the widths of kernels at them that are tried, as
-# multiples of Silverman's rule for the draws of a row.
-TREEFFUSER_VARIABLE, TREEFFUSER_DRAWS = "KEXPFAM_TREEFFUSER_PYTHON", 100
+# The Python that has treeffuser, its draws per row, of which a thousand take seconds, the most held-out rows,
+# and the widths of kernels that are tried, as multiples of Silverman's rule for the draws of a row.
+TREEFFUSER_VARIABLE, TREEFFUSER_DRAWS, TREEFFUSER_HELD = "KEXPFAM_TREEFFUSER_PYTHON", 50, 300
 MULTIPLES = np.geomspace(0.5, 8.0, 17)
 
 
@@ -160,8 +160,8 @@ class TreeffuserProcess:
 
     It excludes our versions of other packages, so an environment variable names a Python that has it. It has
     draws and no density; its documentation makes one of them by Gaussian kernels. So it is done here: the
-    kernels' width of a row is a multiple of Silverman's rule for its draws. A tenth of the rows chooses the
-    multiple, by a fit to the others; then all rows are fitted.
+    kernels' width of a row is a multiple of Silverman's rule for its draws. A part of the rows, held out of a
+    first fit, chooses the multiple; then all rows are fitted.
     """
 
     RUNNER = Path(__file__).with_name("treeffuser_runner.py")
@@ -178,9 +178,8 @@ class TreeffuserProcess:
         """Fit twice: to choose the width, and to all rows."""
         self.folder_ = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, self.folder_, ignore_errors=True)
-        kept, held, y_kept, y_held = train_test_split(
-            X, y, test_size=HELD_OUT_SHARE, random_state=self.random_state
-        )
+        size = min(TREEFFUSER_HELD, int(HELD_OUT_SHARE * len(X)))
+        kept, held, y_kept, y_held = train_test_split(X, y, test_size=size, random_state=self.random_state)
         first = self._fitted(kept, y_kept)
         draws = self._draws(held)
         scores = [_log_mixture(y_held, draws, each * _silverman(draws)).mean() for each in MULTIPLES]

@@ -342,7 +342,7 @@ def test_the_density_of_a_peer_in_another_process_is_that_of_its_draws(tmp_path,
     assert model.facts_["package"] == "treeffuser 9.8" and model.facts_["seconds"] >= 0.0
     assert np.all(y[1:] < scale)
     median, spread = np.median(model.quantile(X, [0.5]) - X[:, :1]), np.diff(model.quantile(X, [0.1, 0.9]))
-    assert abs(median) < 5.0 * 1.25 * scale / np.sqrt(100 * len(X))
+    assert abs(median) < 5.0 * 1.25 * scale / np.sqrt(50 * len(X))
     assert spread.mean() == pytest.approx(scale * 2.0 * scipy.stats.norm.ppf(0.9), rel=0.05)
     own = peers.MULTIPLES[0] * peers._silverman(model._draws(X))
     assert model.multiple_ == peers.MULTIPLES[0]  # the draws are too wide, and so is every kernel
