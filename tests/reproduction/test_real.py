@@ -344,8 +344,8 @@ def test_the_density_of_a_peer_in_another_process_is_that_of_its_draws(tmp_path,
     median, spread = np.median(model.quantile(X, [0.5]) - X[:, :1]), np.diff(model.quantile(X, [0.1, 0.9]))
     assert abs(median) < 5.0 * 1.25 * scale / np.sqrt(50 * len(X))
     assert spread.mean() == pytest.approx(scale * 2.0 * scipy.stats.norm.ppf(0.9), rel=0.05)
-    own = peers.MULTIPLES[0] * peers._silverman(model._draws(X))
-    assert model.multiple_ == peers.MULTIPLES[0]  # the draws are too wide, and so is every kernel
+    assert model.multiple_ < 1.0  # the draws are too wide, so that narrow kernels are better
+    own = model.multiple_ * peers._silverman(model._draws(X))
     expected = [scipy.stats.norm.pdf(y[k], model._draws(X)[k], own[k]).mean() for k in range(20)]
     np.testing.assert_allclose(model.score_samples(X, y)[:20], np.log(expected))
 
