@@ -77,6 +77,7 @@ CONDITIONALS: dict[str, Method] = {
     "forest": Method("ForestWithResiduals", module=OURS),
     "ngboost": Method("NGBoostNormal", module=PEERS),
     "quantile forest": Method("SmoothedQuantileForest", module=PEERS),
+    "treeffuser": Method("TreeffuserProcess", module=PEERS),
 }
 # With length scale and penalty given, so that the solution is timed and not the search for settings.
 GIVEN: dict[str, Any] = {

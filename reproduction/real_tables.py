@@ -40,7 +40,7 @@ with (Path(__file__).parent / "published.toml").open("rb") as stream:
 
 REGRESSORS = ("auto", "ngboost", "quantile forest", "conditional kde")
 PARTS = ("auto", "plain inputs", "encoded inputs", "inputs and trees", "trees alone")
-LABELLED = ("auto", "ngboost", "quantile forest")
+LABELLED = ("auto", "ngboost", "quantile forest", "treeffuser")
 DENSITY_MODELS = ("auto", "sklearn mixture", "spline flow", "vine")
 # Spikes make data as likely as one likes where a target has this share of distinct values or less, or where a
 # value of a column has this share of its rows or more.

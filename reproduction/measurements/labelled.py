@@ -44,6 +44,8 @@ def labelled(cell: Cell) -> Values:
         "training_rows": len(train),
         "columns": train.shape[1] + 1,
     }
+    # A fit in another process knows its own cost and package.
+    values |= getattr(model, "facts_", {})
     return values | ({"package": version_of(cell["method"])} if version_of(cell["method"]) else {})
 
 

