@@ -168,7 +168,7 @@ class TreeffuserProcess:
 
     def __init__(self, random_state: int | None = None):
         self.random_state = random_state
-        self.python = os.environ.get(TREEFFUSER_VARIABLE)
+        self.python = os.environ.get(TREEFFUSER_VARIABLE, "")
         if not self.python:
             raise MissingPeerError(
                 f"treeffuser needs a Python of its own: name one that has it by {TREEFFUSER_VARIABLE}."
