@@ -29,8 +29,6 @@ class Boosting(SettingsRecord):
         A tree has at most one leaf per so many rows of the table.
     least : int
         The least number of rows in a leaf.
-    inputs : float
-        The share of the inputs, drawn at random, among which each split of a node is chosen.
     explained : float
         The least share of the variance in held-out rows, on average over the targets, that trees must
         explain to be inputs.
@@ -43,7 +41,6 @@ class Boosting(SettingsRecord):
     leaves: int = at_least(2, 255, whole=True)
     rows_per_leaf: int = at_least(1, 60, whole=True)
     least: int = at_least(1, 5, whole=True)
-    inputs: float = above(0, 1.0)
     explained: float = 0.05
     targets: int = at_least(0, 4, whole=True)
 
@@ -60,7 +57,6 @@ class Boosting(SettingsRecord):
             learning_rate=self.rate,
             max_leaf_nodes=self.most_leaves(len(x)),
             min_samples_leaf=self.least,
-            max_features=self.inputs,
             early_stopping=False,
             random_state=seed % 2**32,
         )

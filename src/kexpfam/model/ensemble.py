@@ -254,7 +254,7 @@ class ChainDensity(AbstractDensity):
             raise ValueError(
                 "distribution functions and quantiles are for targets of one dimension; use sample instead."
             )
-        condition, units = self._conditions(X, 1), self._units
+        condition = self._conditions(X, 1)
         if self.pooled:
             points, levels, chance = self._cut(condition)
             family = cast(AbstractTilted, self.members.columns.families[0].at(0))
@@ -263,7 +263,7 @@ class ChainDensity(AbstractDensity):
             each = [member.single(condition) for member in self.laws]
             laws = [own.family.law(own.outputs, None) for own in each]
             chances = [own.chance for own in each]
-        parts = [Distributions.of_levels(units(law.points), law.levels) for law in laws]
+        parts = [Distributions.of_levels(_in_data(self.scaling, law.points), law.levels) for law in laws]
         atom = self.scaling.kinds[0].atom
         if atom is not None:
             both: Any = zip(parts, chances, strict=True)
@@ -271,10 +271,6 @@ class ChainDensity(AbstractDensity):
         if len(parts) == 1:
             return parts[0]
         return Distributions.mixture(parts, np.full(len(parts), 1.0 / len(parts)))
-
-    def _units(self, points: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
-        """Return values of the single target in data units."""
-        return self.scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
 
     def mean(
         self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
@@ -402,13 +398,18 @@ def _cut(members: Chain, condition: Float[Array, "n p"]) -> tuple[Array, Array, 
     return *family.params(law.outputs).law(family.cells), law.chance
 
 
+def _in_data(scaling: Scaling, points: Float[AnyArray, "n m"]) -> Float[AnyArray, "n m"]:
+    """Return values of the single target in data units."""
+    return scaling.to_data(points.reshape(-1, 1)).reshape(points.shape)
+
+
 @jax.jit
 def _moments(
     members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Return mean and deviation of each row, and those without the outer mass."""
     points, levels, _ = _cut(members, condition)
-    law = Distributions.of_levels(scaling.to_data(points.reshape(-1, 1)).reshape(points.shape), levels)
+    law = Distributions.of_levels(_in_data(scaling, points), levels)
     return law.moments(), law.inner_moments()
 
 
