@@ -149,3 +149,11 @@ def test_a_constant_column_has_no_power_and_says_nothing():
     scaling = Scaling.standardising(values, power=True)
     assert scaling.powers[0] == 1.0
     assert np.all(np.isfinite(np.asarray(scaling.to_model(values))))
+
+
+def test_long_tails_on_both_sides_are_warped_and_normal_or_skewed_columns_are_not():
+    rng = np.random.default_rng(2)
+    laws = scipy.stats.t(3), scipy.stats.norm(), scipy.stats.gamma(2.0), scipy.stats.uniform()
+    found = np.array([[heavy_tailed_columns(law.rvs((200, 1), rng))[0] for law in laws] for _ in range(50)])
+    assert found.mean(axis=0)[0] > 0.8
+    assert not found[:, 1:].any()

@@ -14,9 +14,10 @@ from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 # A column whose spread is below this share of its magnitude, a hundred times its rounding, is constant.
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
-HEAVY_TAIL, LONG_TAIL = 10.0, 4.0
-# A column with a long tail is heavy-tailed if arcsinh raises its mean normal log density by this (nats).
-LARGE_GAIN = 0.4
+HEAVY_TAIL, LONG_TAIL = 10.0, 3.0
+# A column with a long tail is heavy-tailed if arcsinh raises its mean normal log density by this (nats): a little
+# around the median, much from an end of the data, as for skewed columns, or after a power transformation.
+SMALL_GAIN, LARGE_GAIN = 0.05, 0.4
 # Distances from the shift, as percentiles, that are compared as scales of arcsinh.
 ARCSINH_SCALES = [1, 5, 25, 50, 75]
 # Exponentials of larger numbers overflow.
@@ -76,7 +77,8 @@ class Scaling(PlainModule):
             u = (values - shift) / scale
             free = np.flatnonzero(~constant)
             powers[free] = [most_normal_power(u[:, j], weight) for j in free]
-        heavy = heavy_tailed_columns(_yeo_johnson((values - shift) / scale, powers), weight)
+        u = _yeo_johnson((values - shift) / scale, powers)
+        heavy = heavy_tailed_columns(u, weight, gain=LARGE_GAIN if power else SMALL_GAIN)
         for j in np.flatnonzero(heavy):
             shift[j], scale[j], _ = most_normal_arcsinh(values[:, j], weight)
         powers = np.where(heavy, 1.0, powers)
@@ -332,14 +334,18 @@ def _inverse_yeo_johnson(w: AnyArray, powers: AnyArray) -> AnyArray:
     return xp.where(rates == 1.0, w, xp.sign(w) * xp.expm1(logs))
 
 
-def heavy_tailed_columns(values: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+def heavy_tailed_columns(
+    values: np.ndarray, weight: np.ndarray | None = None, *, gain: float = SMALL_GAIN
+) -> np.ndarray:
     """Return a mask of the columns with a value further from the median than any light tail would put it, and
-    of those with a long tail that are much closer to normal on the scale of arcsinh."""
+    of those with a long tail that are closer to normal on the scale of arcsinh; around the median, closer by
+    ``gain``."""
     low, middle, high = percentiles(values, [25, 50, 75], weight)
     furthest = np.abs(values - middle).max(axis=0)
     heavy = (high > low) & (furthest > HEAVY_TAIL * (high - low))
     for j in np.flatnonzero((high > low) & (furthest > LONG_TAIL * (high - low)) & ~heavy):
-        heavy[j] = most_normal_arcsinh(values[:, j], weight)[2] > LARGE_GAIN
+        shift, _, found = most_normal_arcsinh(values[:, j], weight)
+        heavy[j] = found > (gain if shift == middle[j] else LARGE_GAIN)
     return heavy
 
 
