@@ -50,7 +50,7 @@ class SettingsRecord(eqx.Module):
             value = getattr(self, field.name)
             numbers = value if isinstance(value, tuple) else (value,)
             if test is not None and not all(_is_number(number) and test(number) for number in numbers):
-                raise ValueError(f"{field.name} must be {words}, got {shown(value)}.")
+                raise ValueError(_bound_message(field.name, words, value))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the fields by name; with ``deep``, also those of nested records as ``record__field``."""
@@ -119,7 +119,7 @@ def check_at_least(record: eqx.Module, least: float, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if not _is_number(value) or not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
+            raise ValueError(_bound_message(name, f"at least {least}", value))
 
 
 def check_positive(record: eqx.Module, *names: str) -> None:
@@ -129,6 +129,13 @@ def check_positive(record: eqx.Module, *names: str) -> None:
         several = isinstance(values, Sequence | np.ndarray) and len(values) > 0
         if not several or not all(_is_number(value) and value > 0.0 for value in values):
             raise ValueError(f"{name} must be positive numbers, one at least; got {shown(values)}.")
+
+
+def _bound_message(name: str, words: str, value: Any) -> str:
+    """Return the message that a field is not a number within its bound."""
+    several = isinstance(value, tuple) and all(map(_is_number, value))
+    number = "" if several or _is_number(value) or "number" in words else "a number, "
+    return f"{name} must be {number}{words}, got {shown(value)}."
 
 
 def _is_number(value: Any) -> bool:

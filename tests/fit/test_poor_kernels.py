@@ -1,10 +1,10 @@
-"""A kernel whose kinks no grid resolves is refused, with the scores that show it."""
+"""A kernel that is worse than the Gaussian kernel is refused, with the scores that show it."""
 
 import numpy as np
 import pytest
 
 from kexpfam import Integration, Kernel, KernelExpFamily, Search
-from kexpfam.datasets import two_moons
+from kexpfam.datasets import rings, two_moons
 from kexpfam.fit.kernel import UnresolvedFitWarning, _note_raised_penalty
 from kexpfam.fit.select import KernelSettings, Selection, Trial
 from kexpfam.model.measures import Gaussian
@@ -23,6 +23,18 @@ def test_a_kernel_that_is_worse_than_the_gaussian_is_refused(name):
         return
     with pytest.raises(ValueError, match=r"of -3\.\d+ with kernel='laplace' and of -3\.1\d with 'gaussian'"):
         model.fit(X)
+
+
+@pytest.mark.filterwarnings("ignore::kexpfam.UnresolvedFitWarning")
+def test_a_smooth_kernel_is_refused_only_where_it_is_worse():
+    search = Search(folds=2, lengthscales=(0.1, 0.2, 0.4, 0.8), penalties=(1.0, 1e-2, 1e-3, 1e-4, 1e-5))
+    kernel = Kernel("matern32", search=search, integration=Integration(cells=(200, 56), tail_cells=(20, 5)))
+    model = KernelExpFamily(model="kernel", kernel=kernel, random_state=0)
+    model.fit(np.random.default_rng(0).normal(size=(100, 1)))
+    with pytest.raises(ValueError, match=r"with kernel='matern32' and of .* with 'gaussian'\. Use"):
+        model.fit(rings().sample(500, random_state=0))
+    given = Kernel("matern32", lengthscale=0.2, rkhs_penalty=1e-2, integration=kernel.integration)
+    KernelExpFamily(model="kernel", kernel=given, random_state=0).fit(rings().sample(200, random_state=0))
 
 
 def test_a_kernel_whose_penalty_the_grid_raises_is_refused_if_held_out_rows_lose():

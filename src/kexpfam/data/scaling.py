@@ -15,8 +15,9 @@ from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
 HEAVY_TAIL, LONG_TAIL = 10.0, 3.0
-# A column with a long tail is heavy-tailed if arcsinh raises its mean normal log density by this (nats): a little
-# around the median, much from an end of the data, as for skewed columns, or after a power transformation.
+# A column with a long tail is heavy-tailed if arcsinh raises its mean normal log density by this (nats): a
+# little around the median, much from an end of the data, as for skewed columns, or after a power
+# transformation.
 SMALL_GAIN, LARGE_GAIN = 0.05, 0.4
 # Distances from the shift, as percentiles, that are compared as scales of arcsinh.
 ARCSINH_SCALES = [1, 5, 25, 50, 75]
