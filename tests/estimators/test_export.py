@@ -5,8 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+from jax import export
 
 from kexpfam import KernelExpFamily
+from kexpfam.estimators import KernelDensity
 from kexpfam.fit.learned import Learned
 
 SMALL = Learned(folds=2, repeats=1, width=10, epochs=8, cells=48, steps=60)
@@ -24,9 +26,6 @@ for count in (5, 9):
 np.save("draws.npy", draw.call(np.arange(400.0)[:, None]))
 assert not any(name.startswith("kexpfam") for name in sys.modules)
 """
-
-
-pytest.importorskip("flatbuffers")
 
 
 def test_a_program_without_kexpfam_scores_and_draws(tmp_path):
@@ -52,3 +51,14 @@ def _key():
     import jax
 
     return jax.random.key(0)
+
+
+def test_without_flatbuffers_the_extra_is_named(tmp_path, monkeypatch):
+    def serialize(program):
+        raise ImportError("no module flatbuffers")
+
+    monkeypatch.setattr(export.Exported, "serialize", serialize)
+    model = KernelDensity().fit(np.random.default_rng(0).normal(size=(40, 2)))
+    with pytest.raises(ImportError, match=r"kexpfam\[export\]"):
+        model.export(tmp_path / "score.bin")
+    assert not (tmp_path / "score.bin").exists()

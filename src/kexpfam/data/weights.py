@@ -56,6 +56,8 @@ def checked_weights(given: ArrayLike | None, rows: int) -> np.ndarray | None:
 
 def counted_mean(values: np.ndarray, given: ArrayLike | None) -> float:
     """Return the mean of the rows of positive weight, by weights as a user gives them."""
+    if not len(values):
+        raise ValueError("score needs at least one row.")
     weight = checked_weights(given, len(values))
     seen = slice(None) if weight is None else weight > 0.0
     return float(np.average(values[seen], weights=part_of(weight, seen)))

@@ -43,4 +43,8 @@ def exported(density: Any, function: str, inputs: int) -> bytes:
         compute, widths = FUNCTIONS[function](density, inputs)
         (rows,) = export.symbolic_shape("n")
         shapes = [jax.ShapeDtypeStruct((rows, width), jnp.float64) for width in widths]
-        return bytes(export.export(jax.jit(compute), platforms=PLATFORMS)(*shapes).serialize())
+        program = export.export(jax.jit(compute), platforms=PLATFORMS)(*shapes)
+        try:
+            return bytes(program.serialize())
+        except ImportError:
+            raise ImportError('export() needs the package flatbuffers: pip install "kexpfam[export]".') from None

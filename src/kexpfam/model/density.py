@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
+from kexpfam.model.distributions import FAR, AbstractDensity, Distributions, narrowed
 from kexpfam.model.measures import (
     AbstractMeasure,
     Box,
@@ -259,8 +259,10 @@ class TiltedDensity(AbstractDensity):
         return log_tilt + rest - self.log_partitions(X, len(targets)) + self.scaling.log_jacobian(targets)
 
     def potential(self, targets: np.ndarray, X: np.ndarray | None = None) -> np.ndarray:
-        """Return f at each row."""
-        return self.tilt.values(self._own(self.scaling.to_model(targets)), self._conditions(X, len(targets)))
+        """Return f at each row; the squares of points further out than FAR would overflow."""
+        with np.errstate(over="ignore"):
+            z = np.clip(self.scaling.to_model(targets), -FAR, FAR)
+        return self.tilt.values(self._own(z), self._conditions(X, len(targets)))
 
     def log_partitions(self, X: Conditions | None = None, rows: int = 1) -> Float[AnyArray, " n"]:
         """Return ``log Z(x)`` of each row."""
