@@ -15,8 +15,8 @@ from tools.trust.outcomes import Golden, Outcome, golden
 
 __all__ = ["CHECKS"]
 
-# Exceptions that a wrong argument may raise; AttributeError is scikit-learn's for what was not fitted, a string
-# may be the path of a table, and a method may need an extra.
+# Exceptions that a wrong argument may raise; AttributeError is scikit-learn's for what was not fitted. A
+# string may be the path of a table, and a method may need an extra.
 CLEAR = (ValueError, TypeError, AttributeError, FileNotFoundError, ImportError)
 LONGEST_LINE = 400
 # Seconds of the processor that a case may take.

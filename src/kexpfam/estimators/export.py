@@ -47,4 +47,6 @@ def exported(density: Any, function: str, inputs: int) -> bytes:
         try:
             return bytes(program.serialize())
         except ImportError:
-            raise ImportError('export() needs the package flatbuffers: pip install "kexpfam[export]".') from None
+            raise ImportError(
+                'export() needs the package flatbuffers: pip install "kexpfam[export]".'
+            ) from None
