@@ -403,3 +403,18 @@ def test_a_mean_over_no_rows_is_refused(conditionals, weights):
         with pytest.raises(ValueError, match="at least one row|0 sample") as error:
             estimator.score(np.zeros((0, 2)), np.zeros(0), sample_weight=weights)
         one_line(error)
+
+
+@pytest.mark.parametrize("draws", [0, -1, 2.5, None], ids=repr)
+@pytest.mark.parametrize("call", ["impute", "conditionals"])
+def test_completions_need_a_whole_number_of_draws(model, call, draws):
+    with pytest.raises(ValueError, match="draws must be a whole number of at least 1") as error:
+        getattr(model, call)(Z[:2], draws=draws)
+    one_line(error)
+
+
+def test_copying_of_no_rows_is_refused(model):
+    for rows in (np.zeros((0, 2)), pd.DataFrame(np.zeros((0, 2)))):
+        with pytest.raises(ValueError, match="at least one|0 sample") as error:
+            model.copying(rows, n_samples=3)
+        one_line(error)

@@ -15,9 +15,9 @@ from tools.trust.outcomes import Golden, Outcome, golden
 
 __all__ = ["CHECKS"]
 
-# Exceptions that a wrong argument may raise; AttributeError is scikit-learn's for what was not fitted. A
-# string may be the path of a table, and a method may need an extra.
-CLEAR = (ValueError, TypeError, AttributeError, FileNotFoundError, ImportError)
+# Exceptions that a wrong argument may raise; AttributeError is scikit-learn's for what was not fitted,
+# and a string may be the path of a table.
+CLEAR = (ValueError, TypeError, AttributeError, FileNotFoundError)
 LONGEST_LINE = 400
 # Seconds of the processor that a case may take.
 SECONDS = 60.0
@@ -85,7 +85,8 @@ def _contained(rng: np.random.Generator, cells: np.ndarray) -> Any:
 
 def calls(model: Any) -> dict[str, Callable]:
     """Return the public methods of a model that compute something."""
-    left = ("fit", "get_params", "set_params", "plot", "report", "save", "set_output", "diagnose", "log_prob")
+    left = ("fit", "get_params", "set_params", "plot", "report", "save", "export", "set_output")
+    left += ("diagnose", "log_prob")
     left += ("get_metadata_routing", "set_fit_request", "set_score_request", "calibrate", "conditionals")
     found = {}
     for name in dir(type(model)):

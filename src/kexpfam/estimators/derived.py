@@ -123,7 +123,7 @@ class PartialDensity:
         framed: Callable[[np.ndarray, Sequence[int]], Any] = lambda draws, kept: draws,
     ):
         self.density, self.columns, self.kept = density, columns, tuple(kept)
-        self._given, self._count, self._framed = given, draws, framed
+        self._given, self._count, self._framed = given, whole("draws", draws, 1), framed
         if not self.kept or len(set(self.kept)) < len(self.kept):
             raise ValueError(f"name one or more different columns; got {self.names}.")
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
@@ -249,7 +249,7 @@ class CompletedRows:
     ) -> None:
         self.columns, self._key, self._known = codec.columns, key_from(random_state), ~np.isnan(values)
         points = codec.dropped(values)
-        completions = completed(density, points, draws, key=self._key)
+        completions = completed(density, points, whole("draws", draws, 1), key=self._key)
         if codec.carried is not None:
             # Carried cells are combinations of rounded draws, and known ones are kept.
             drawn = np.where(

@@ -383,6 +383,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         X are held-out rows. There are as many draws as held-out rows unless ``n_samples`` says otherwise.
         The result promises no differential privacy."""
         points, (own,) = self._agreeing_points(X), self._training_columns()
+        if not len(points):
+            raise ValueError("copying needs at least one held-out row.")
         count = len(points) if n_samples is None else whole("n_samples", n_samples, 1)
         draws = self.density_.sample(count, key=key_from(random_state))
         # A draw has no missing cells: it gets those of a held-out row.
