@@ -8,7 +8,8 @@ expectations:
 - under the density of f, with draws weighted by ``exp(f - nu)``: the shortfall of f, if nu is accurate;
 - under the sampler, without nu: the distance of its moments from the data's.
 
-An inaccurate nu makes the two disagree, so that both must be small.
+An inaccurate nu makes the two disagree, so that both must be small. Where the normaliser is a sum over a
+grid, f's shortfall is that of the likelihood on a finer grid, which does not depend on nu.
 """
 
 from typing import NamedTuple
@@ -29,19 +30,21 @@ from kexpfam.jax_settings import double_precision
 class Convergence(NamedTuple):
     """Distance from the solution, in nats.
 
-    f's shortfall, its standard error, the gap of the sampler's moments, KL(sampler || density) by nu, and the
-    effective share.
+    f's shortfall and the gap of the sampler's moments, with their standard errors, KL(sampler || density) by
+    nu, and the effective share.
     """
 
     shortfall: float
     shortfall_error: float
     moment_gap: float
+    moment_gap_error: float
     sampler_gap: float
     effective_share: float
 
     def within(self, nats: float) -> bool:
-        """Return whether shortfall and moment gap plus two standard errors are below ``nats``."""
-        return max(self.shortfall, self.moment_gap) + 2.0 * self.shortfall_error < nats
+        """Return whether shortfall and moment gap, each plus two standard errors, are below ``nats``."""
+        gaps = (self.shortfall, self.shortfall_error), (self.moment_gap, self.moment_gap_error)
+        return all(gap + 2.0 * error < nats for gap, error in gaps)
 
 
 def convergence(
@@ -58,9 +61,8 @@ def convergence(
         keys = jr.split(key, batches)
         weighted, plain, gaps, shares = _measured(problem, point, settings or FStep(), keys)
     factor = np.asarray(metric.factor, float)
-    shortfall, error = _half_square(factor, np.asarray(weighted, float))
-    moment_gap, _ = _half_square(factor, np.asarray(plain, float))
-    return Convergence(shortfall, error, moment_gap, float(np.mean(gaps)), float(np.mean(shares)))
+    of_f, of_sampler = (_half_square(factor, np.asarray(found, float)) for found in (weighted, plain))
+    return Convergence(*of_f, *of_sampler, float(np.mean(gaps)), float(np.mean(shares)))
 
 
 def _half_square(factor: np.ndarray, gradients: np.ndarray) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 
 from kexpfam.data.sample import AnyArray
 from kexpfam.fit.convergence import Convergence, convergence
-from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish
+from kexpfam.fit.convex import continuation, is_optimal, likelihood, polish, shortfall
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.located import log_ratio, narrow_law
 from kexpfam.fit.loop import Run, run
@@ -115,8 +115,8 @@ class DDE(SaddleSolver):
     snapshots : bool
         Keep draws of the sampler during the run.
     tolerance : float
-        The run has converged if f and the sampler's moments are within this many nats, measured on the
-        sampler's own draws.
+        The run has converged if f and the sampler's moments are within this many nats, f by the likelihood
+        where there is a grid, else by draws of the sampler.
     extension : int
         Without ``steps``, the run takes at most this many times the steps of the schedules.
     check_every : int
@@ -163,8 +163,12 @@ class DDE(SaddleSolver):
             options["watch"] = lambda state: _snapshot(posed, saddle.answer(state), draws, judge_key)
 
         def measured(state: SaddleState) -> Convergence:
-            key = jr.fold_in(judge_key, int(state.step))
-            return convergence(posed, saddle.answer(state), state.metric, settings=saddle.f_step, key=key)
+            key, answer = jr.fold_in(judge_key, int(state.step)), saddle.answer(state)
+            found = convergence(posed, answer, state.metric, settings=saddle.f_step, key=key)
+            if not problem.on_grid:
+                return found
+            exact = shortfall(problem, problem.tilt(answer.f_weights), problem.base, 0, key=key)
+            return found._replace(shortfall=exact.value, shortfall_error=exact.noise)
 
         if self.steps is None and self.saddle is None and not self.warm_start:
             options["steps"] *= self.extension

@@ -215,7 +215,8 @@ class DoublyDual(eqx.Module):
     averaging : float
         Weight of the past in the exponential moving average of the transport.
     horizon : float
-        Steps of the schedules: rates are full in the first half, then fall to a tenth.
+        Steps of the schedules: rates are full in the first half, then fall to a tenth. A longer run repeats
+        them over twice as many steps, then over four times as many.
     trust : float
         Longest natural direction of f (standard deviation in nats); longer ones are scaled to it.
     damping : float
@@ -344,7 +345,10 @@ class DoublyDual(eqx.Module):
 
     def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the factor of the rates at a step."""
-        return jnp.clip(2.0 * (1.0 - step / self.horizon), 0.1, 1.0)
+        # Cycle k has 2^k horizons and begins after 2^k - 1 horizons.
+        horizons = step / self.horizon + 1.0
+        cycle = 2.0 ** jnp.floor(jnp.log2(horizons))
+        return jnp.clip(2.0 * (2.0 - horizons / cycle), 0.1, 1.0)
 
     def answer(self, state: SaddleState) -> SaddlePoint:
         """Return the result of a run: the players, with the averaged transport."""
