@@ -1,4 +1,4 @@
-"""Ablations of a learned base: all parts, one member, one order, no convex polish, no tilt, no learned base.
+"""Ablations of a learned base: all parts, one member, one order, no tilt, no learned base.
 
     KEXPFAM_TABLES=FOLDER python benchmarks/ablations.py       # prints and appends a record
 
@@ -56,8 +56,6 @@ def variants(train: np.ndarray, test: np.ndarray, *, conditional: bool) -> dict[
     """Return the NLL of each variant."""
     whole = fitted(train, conditional, Learned())
     found = {"whole": nll(whole, test, conditional), "one member": members(whole, test, conditional)}
-    if whole.polish_ is not None:
-        found["no polish"] = nll(fitted(train, conditional, Learned(polish=())), test, conditional)
     if not conditional:
         found["one order"] = nll(fitted(train, conditional, Learned(shuffled=False)), test, conditional)
     jax.clear_caches()

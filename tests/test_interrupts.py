@@ -10,7 +10,7 @@ from kexpfam.interrupts import interruptible
 
 ROWS = np.random.default_rng(0).normal(size=(40, 2))
 FIXED = Kernel(lengthscale=1.0, rkhs_penalty=0.1, n_centres=6)
-TINY = Learned(folds=2, repeats=1, width=4, epochs=6, steps=40, bumps=2, most_bumps=2, cells=8, polish=())
+TINY = Learned(folds=2, repeats=1, width=4, epochs=6, steps=40, bumps=2, most_bumps=2, cells=8)
 SADDLE = DoublyDual(batch_size=8, width=4)
 STAGES = {
     "selection": {"model": "kernel", "kernel": Kernel(n_centres=6, search=Search(folds=2))},

@@ -39,9 +39,7 @@ from kexpfam.model.kernels import KERNELS
 FOLDER = Path(__file__).parents[1] / "tests" / "golden"
 SCORED_ROWS = 6
 COARSE = Integration(cells=(24, 8), tail_cells=(4, 2), conditional_cells=(24,), draws=64, partition_draws=128)
-TINY = Learned(
-    folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8, units=2, polish=()
-)
+TINY = Learned(folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8, units=2)
 TREES = dataclasses.replace(TINY, views=("encoded+trees",), boosting=Boosting(trees=3, rows_per_leaf=10))
 FIELDS: dict[str, Any] = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "n_centres": 6, "integration": COARSE}
 INPUTS: dict[str, Any] = {"condition_lengthscale": 1.0, "base_width": 1.0, "power": False}

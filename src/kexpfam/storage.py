@@ -47,7 +47,9 @@ FORMAT = 3
 OLDEST_FORMAT = 3
 # Former names. "Old": "New" for classes and estimators, "module:Old": "module:New" for a class whose name
 # is not unique, "Class.old": "new" for fields; None drops a field.
-RENAMED: dict[str, str | None] = {"Columns": "TableSchema", "Boosting.depth": None}
+RENAMED: dict[str, str | None] = {"Columns": "TableSchema", "Boosting.depth": None} | {
+    f"Learned.{name}": None for name in ("polish", "polish_progress", "polish_steps", "polished_rows")
+}
 
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}
 FUNCTIONS: dict[str, Callable] = {
@@ -136,11 +138,12 @@ def restored_fields(
     """Return the value of each field in ``names``: the stored one, or its default if there is none.
 
     ``default`` raises KeyError for a field without a default. Stored fields are renamed or dropped by
-    ``RENAMED``; other unknown fields raise a StorageError, because ignoring them could change results.
+    ``RENAMED``; other unknown fields, unless they are None, raise a StorageError, because ignoring them could
+    change results.
     """
     renamed = {name: RENAMED.get(f"{owner}.{name}", name) for name in stored}
     current = {new: stored[old] for old, new in renamed.items() if new is not None}
-    if unknown := sorted(set(current) - set(names)):
+    if unknown := sorted(name for name in set(current) - set(names) if current[name] is not None):
         raise StorageError(f"{owner} has no field {unknown[0]} in this kexpfam; {USE_THE_WRITER}")
     try:
         return {name: current[name] if name in current else default(name) for name in names}

@@ -500,7 +500,7 @@ def check_steps(case):
     assert set(case.model.steps_.values()) <= {0.5, 1.0}
 
 
-KERNEL_ATTRIBUTES = ("base_", "lengthscale_", "polish_", "rkhs_penalty_", "selection_", "solution_")
+KERNEL_ATTRIBUTES = ("base_", "lengthscale_", "rkhs_penalty_", "selection_", "solution_")
 
 
 def check_kernel_fit(case):
@@ -514,7 +514,6 @@ def check_kernel_fit(case):
     assert model.selection_.settings.rkhs_penalty == model.rkhs_penalty_
     assert model.base_.log_densities(np.zeros((1, model.density_.scaling.width))).shape == (1,)
     assert model.solution_.status is model.fits_["kernel"].status
-    assert model.polish_ is None
 
 
 def check_condition_lengthscale(case):

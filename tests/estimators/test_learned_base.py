@@ -11,7 +11,7 @@ from kexpfam.fit.stack import CandidateScore
 from kexpfam.model.density import TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack
 
-SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300, polish=(0.01,))
+SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=300)
 
 
 def rows_of(seed: int, count: int = 150) -> tuple[np.ndarray, np.ndarray]:

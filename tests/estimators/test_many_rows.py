@@ -15,7 +15,7 @@ from kexpfam.fit.convex import gradient, likelihood, shortfall
 from kexpfam.fit.learned import Learned
 
 SMALL = {"model": "kernel", "kernel": Kernel(lengthscale=0.7, rkhs_penalty=1e-3), "random_state": 0}
-QUICK = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, batch=64, cells=40, polish=())
+QUICK = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, batch=64, cells=40)
 
 
 class Counted:

@@ -42,7 +42,7 @@ def test_a_conditional_integrates_to_one(model, at):
 def test_equal_rows_have_equal_scores_whatever_stands_beside_them():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(120, 3)) @ np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
-    small = Learned(folds=2, repeats=1, width=12, epochs=20, cells=64, steps=200, polish=())
+    small = Learned(folds=2, repeats=1, width=12, epochs=20, cells=64, steps=200)
     chain = KernelExpFamily(model="chain", learned=small, random_state=0).fit(X)
     for density in (chain, KernelExpFamily(model="mixture", random_state=0).fit(X)):
         part = density.marginal([0, 2])
@@ -57,7 +57,7 @@ def test_a_row_with_a_rare_gap_has_the_score_of_its_marginal():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(150, 3)) @ np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
     X[:2, 0] = np.nan
-    small = Learned(folds=2, repeats=1, width=12, epochs=20, cells=64, steps=200, polish=())
+    small = Learned(folds=2, repeats=1, width=12, epochs=20, cells=64, steps=200)
     model = KernelExpFamily(learned=small, random_state=0).fit(X)
     rows = X[10:40].copy()
     rows[:, 0] = np.nan

@@ -156,7 +156,7 @@ def test_rows_of_labels_are_not_merged():
     x = np.repeat(np.random.default_rng(0).normal(size=(10, 1)), 5, axis=0)
     labels = np.array(["a", "b"] * 25)
     model = ConditionalKernelExpFamily(
-        learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16, polish=()), random_state=0
+        learned=Learned(folds=2, repeats=1, epochs=1, width=8, cells=16), random_state=0
     )
     model.fit(x, labels, sample_weight=np.r_[np.zeros(5), np.full(44, 3), 2])
     assert len(model.training_data_[0]) == 45 and model.training_weight_.sum() == 134.0
@@ -229,7 +229,7 @@ def test_importance_weights_lead_to_the_law_they_stand_for(name):
 @pytest.mark.slow
 def test_importance_weights_lead_learned_chains_to_the_law_they_stand_for():
     x = np.random.default_rng(0).normal(size=(1500, 2))
-    brief = Learned(folds=2, repeats=1, epochs=60, patience=10, polish=())
+    brief = Learned(folds=2, repeats=1, epochs=60, patience=10)
     model = KernelExpFamily(model="chain", learned=brief, random_state=0).fit(
         x, sample_weight=np.exp(0.7 * x[:, 0])
     )

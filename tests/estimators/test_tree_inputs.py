@@ -21,7 +21,6 @@ SMALL = Learned(
     epochs=20,
     cells=64,
     steps=200,
-    polish=(),
     boosting=Boosting(trees=10),
 )
 

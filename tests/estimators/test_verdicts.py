@@ -13,7 +13,7 @@ BROKEN = {
     "long length scale": {"kernel": Kernel(lengthscale=20.0, rkhs_penalty=1e-2)},
     "large penalty": {"kernel": Kernel(lengthscale=0.8, rkhs_penalty=10.0)},
     "overfitted": {"kernel": Kernel(lengthscale=0.15, rkhs_penalty=1e-7)},
-    "one epoch": {"model": "chain", "learned": Learned(folds=2, repeats=1, epochs=1, polish=())},
+    "one epoch": {"model": "chain", "learned": Learned(folds=2, repeats=1, epochs=1)},
 }
 
 

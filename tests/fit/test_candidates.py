@@ -12,7 +12,7 @@ from kexpfam.fit.problem import Status
 from kexpfam.fit.stack import compare
 from kexpfam.fit.task import Fitted, Splits
 
-TINY = Learned(folds=2, repeats=1, width=8, epochs=3, steps=20, cells=64, polish=())
+TINY = Learned(folds=2, repeats=1, width=8, epochs=3, steps=20, cells=64)
 QUICK = Kernel(search=Search(folds=2, rounds=1, draws=256), n_centres=30)
 
 

@@ -11,7 +11,7 @@ from kexpfam.fit.learned import Learned, learn
 
 def test_scores_do_not_depend_on_how_many_rows_are_scored_at_a_time(monkeypatch):
     sample = Sample.unconditional(np.random.default_rng(0).normal(size=(200, 2)))
-    settings = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, cells=40, polish=())
+    settings = Learned(folds=2, repeats=1, width=8, depth=1, epochs=2, cells=40)
     whole = learn(sample, settings, key=jr.key(0))
     monkeypatch.setattr(learned, "JUDGED_ROWS", 7)  # of 30, so that there is a rest
     monkeypatch.setattr(members, "SCORED_ROWS", 7)

@@ -13,7 +13,7 @@ from kexpfam.fit.members import bounded_mean
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import piecewise, piecewise_knots
 
-SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400, polish=())
+SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400)
 
 
 def heteroscedastic(seed: int, rows: int = 600) -> Sample:
@@ -171,7 +171,7 @@ def test_orders_of_columns_differ_between_members():
     rng = np.random.default_rng(0)
     ensemble = learned(
         Sample.unconditional(rng.normal(size=(120, 6))),
-        Learned(folds=3, repeats=2, width=8, epochs=2, cells=32, polish=()),
+        Learned(folds=3, repeats=2, width=8, epochs=2, cells=32),
     )
     assert len({tuple(order) for order in ensemble.chain.order}) > 1
     assert all(sorted(order) == list(range(6)) for order in ensemble.chain.order)
@@ -222,7 +222,7 @@ def test_how_far_a_row_is_off_does_not_end_the_training():
 def test_held_out_parts_may_be_given():
     sample = Sample.unconditional(np.random.default_rng(0).normal(size=(90, 2)))
     parts = np.arange(60).reshape(3, 20)
-    settings = Learned(folds=2, repeats=2, width=8, epochs=1, cells=32, polish=(), gain=-np.inf)
+    settings = Learned(folds=2, repeats=2, width=8, epochs=1, cells=32, gain=-np.inf)
     ensemble = learned(sample, settings, held=parts)
     assert len(ensemble.chain.order) == 6, "three parts of two members each"
     assert np.array_equal(np.isfinite(ensemble.held_out), np.arange(90) < 60)

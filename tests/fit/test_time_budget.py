@@ -8,8 +8,8 @@ from kexpfam.fit.members import Rates
 from kexpfam.fit.problem import Status
 from kexpfam.progress import Report, TimeBudget
 
-LONG = Learned(folds=2, repeats=1, width=16, epochs=400, patience=400, polish=())
-SHORT = Learned(folds=2, repeats=1, width=16, epochs=3, polish=())
+LONG = Learned(folds=2, repeats=1, width=16, epochs=400, patience=400)
+SHORT = Learned(folds=2, repeats=1, width=16, epochs=3)
 
 
 class Clock:

@@ -55,9 +55,7 @@ def shaken(chain: Chain, seed: int, log_scale: float = 0.0) -> Chain:
     parts = {name: shake(getattr(chain, name), size) for name, size in sizes.items()}
     family = chain.columns.families[0]
     parts["shift"][:, 1 : len(family.columns) * family.outputs : family.outputs] += log_scale
-    features = len(chain.columns.corrected_owners)
-    correction = 0.05 * rng.normal(size=(len(chain.order), 1 + chain.out.shape[1], features))
-    return dataclasses.replace(chain, correction=correction.astype(np.float32), **parts)
+    return dataclasses.replace(chain, **parts)
 
 
 def mixed() -> ChainDensity:

@@ -14,7 +14,7 @@ from kexpfam.fit.learned import Learned
 from kexpfam.model.ensemble import LawDensity, Stack
 from kexpfam.model.measures import Mixture
 
-SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=100, polish=())
+SMALL = Learned(folds=2, repeats=1, width=12, epochs=25, cells=64, steps=100)
 COARSE = Integration(cells=(80, 24), tail_cells=(8, 3), conditional_cells=(80,))
 KERNEL = {
     "model": "kernel",

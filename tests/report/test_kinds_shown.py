@@ -9,7 +9,7 @@ from kexpfam.fit.learned import Learned
 
 BRIEF = {
     "model": "chain",
-    "learned": Learned(folds=2, repeats=1, width=8, epochs=5, cells=32, steps=20, polish=()),
+    "learned": Learned(folds=2, repeats=1, width=8, epochs=5, cells=32, steps=20),
     "random_state": 0,
 }
 REGIONS = ["north", "south", "west <$\\frac$>"]

@@ -23,7 +23,7 @@ LONGEST_LINE = 400
 SECONDS = 60.0
 # One case in so many is a fit, the others are calls of golden models.
 CALLS_PER_FIT = 20
-TINY = Learned(folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8, polish=())
+TINY = Learned(folds=2, repeats=1, width=4, epochs=2, steps=4, bumps=2, most_bumps=2, cells=8)
 FIXED = {"lengthscale": 1.0, "rkhs_penalty": 0.1, "n_centres": 6}
 ESTIMATORS: tuple[Callable[[], Any], ...] = (
     KernelDensity,

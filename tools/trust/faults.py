@@ -35,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 main()
 """
-SMALL = Learned(folds=2, repeats=1, width=8, epochs=60, steps=600, bumps=8, most_bumps=8, cells=32, polish=())
+SMALL = Learned(folds=2, repeats=1, width=8, epochs=60, steps=600, bumps=8, most_bumps=8, cells=32)
 # Memory of a load that does not depend on the file: code, caches of class names, the message.
 FIXED_BYTES = 2**20
 # Copies of a file's bytes that a load may make.

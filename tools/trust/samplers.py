@@ -42,7 +42,7 @@ KIND_ROWS = 300
 # The kernels of the comparison are Student's t with these degrees of freedom, and a share of wide Cauchy
 # laws: the tails must be heavier than those of the density, or weights are unbounded and errors too small.
 FREEDOM, WIDE_SHARE, WIDE = 5, 0.1, 4.0
-BRIEF_CHAIN = Learned(folds=2, repeats=1, epochs=5, polish=())
+BRIEF_CHAIN = Learned(folds=2, repeats=1, epochs=5)
 # A solver with few steps leaves an approximate sampler, which exact draws do not need.
 SMALL = {"steps": 20, "saddle": DoublyDual(width=16)}
 FIXED = Kernel(lengthscale=0.7, rkhs_penalty=1e-2)

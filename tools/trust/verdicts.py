@@ -21,7 +21,7 @@ MOST_LOSS = 0.1
 FRESH_ROWS = 2000
 SIZES = (150, 300, 600)
 BRIEF = Judgement(draws=1000, certifying_draws=2000, refine=0)
-BRIEF_CHAIN = Learned(folds=2, repeats=1, epochs=1, polish=())
+BRIEF_CHAIN = Learned(folds=2, repeats=1, epochs=1)
 
 Rows = tuple[np.ndarray, ...]
 

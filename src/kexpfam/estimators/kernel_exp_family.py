@@ -103,8 +103,6 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         f, sampler, status and trace of the solver, if a kernel model has a part in the density.
     selection_ : Selection or None
         The selected settings of the kernel model and all trials.
-    polish_ : Polish or None
-        Gain and optimality gap of the convex polish of a chain; None if it did not help.
     lengthscale_, rkhs_penalty_, base_
         The settings of the kernel model, or None.
     columns_ : dict
@@ -471,8 +469,6 @@ class ConditionalKernelExpFamily(KernelModel, ConditionalEstimator):
         f, sampler, status and trace of the solver, if a kernel model has a part in the density.
     selection_ : Selection or None
         The selected settings of the kernel model and all trials.
-    polish_ : Polish or None
-        Gain and optimality gap of the convex polish of a chain; None if it did not help.
     lengthscale_, rkhs_penalty_, base_, condition_lengthscale_
         The settings of the kernel model, or None.
     columns_, target_columns_ : dict

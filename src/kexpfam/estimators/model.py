@@ -29,7 +29,6 @@ from kexpfam.fit.certificate import certified
 from kexpfam.fit.chain import ChainCandidate
 from kexpfam.fit.kernel import KernelFit
 from kexpfam.fit.learned import EFFORTS, Learned
-from kexpfam.fit.polish import Polish
 from kexpfam.fit.problem import Problem, Solution, Solver, solver_from
 from kexpfam.fit.reference import (
     MOST_SCORED,
@@ -255,12 +254,11 @@ class KernelModel(Estimator):
             splits=Splits.extended(part, len(targets) - len(part), **new),
             checkpoint=None,
         )
-        members = dataclasses.replace(chain.members, correction=None)
         kernel, solver = self._kernel, solver_from(self.solver, conditional=self.conditional)
         parted = {one.name for one in self.candidates_ if one.weight > 0.0}
         chosen = candidates(task, self.model, kernel, solver, self._learned, asked=frozenset(parted))
-        repeats = len(members.order) // (part.max() + 1)
-        warm = ChainCandidate(self._learned.continued(int(repeats)), members)
+        repeats = len(chain.members.order) // (part.max() + 1)
+        warm = ChainCandidate(self._learned.continued(int(repeats)), chain.members)
         self._compete(task, [warm if one.name == "chain" else one for one in chosen if one.name in parted])
 
     def _task(self, targets: np.ndarray, X: np.ndarray, source: RowSource, listener: Listener | None) -> Task:
@@ -413,11 +411,6 @@ class KernelModel(Estimator):
     def base_(self) -> AbstractMeasure | None:
         """The base measure of the kernel model, or None."""
         return None if self._kernel_fit is None else self._kernel_fit.selection.base
-
-    @property
-    def polish_(self) -> Polish | None:
-        """The convex polish of the chain's tilts; None if there is no chain or the polish did not help."""
-        return self.fits_["chain"].details if "chain" in self.fits_ else None
 
     @property
     def columns_(self) -> dict[str | int, AbstractKind]:

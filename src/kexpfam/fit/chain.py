@@ -44,10 +44,7 @@ class ChainCandidate(Candidate):
         )
         pooled = Pool.suits(ensemble.chain.columns)
         density = ChainDensity(ensemble.chain, task.scaling, inputs, pooled=pooled)
-        polish = ensemble.polish
-        facts = {} if polish is None else {"polish_gain": polish.gain, "polish_gap": polish.gap}
-        held_out = ensemble.held_out + task.log_jacobian
-        return Fitted(density, held_out, ensemble.status, facts, ensemble.trace, polish)
+        return Fitted(density, ensemble.held_out + task.log_jacobian, ensemble.status, {}, ensemble.trace)
 
     def _with_trees(self, task: Task) -> tuple[Sample, Inputs]:
         """Return the sample and the inputs with predictions by trees, if those explain the targets."""

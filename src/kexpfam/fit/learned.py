@@ -15,7 +15,6 @@ from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.loop import run
 from kexpfam.fit.members import Hyper, MemberRows, Rates, Trainer, bounded_mean, epochs, with_weights
-from kexpfam.fit.polish import Polish, polished
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.fit.trees import Boosting
 from kexpfam.integrate.nodes import seed_from
@@ -131,16 +130,6 @@ class Learned(SettingsRecord):
         The largest number of bumps for one or two targets; for more targets it is smaller.
     cells : int
         The least number of cells of the residual while training; there are four per bump.
-    polish : tuple of float
-        Falling penalties of the convex problem that corrects the tilts of columns on the real line; held-out
-        rows choose among them. Empty: no correction. With small penalties a tilt can be narrower than the
-        cells of its normaliser, and its densities far too high.
-    polish_progress : float
-        The smallest rise of the held-out score (nats) that counts as better there.
-    polish_steps : int
-        Maximal number of iterations per penalty.
-    polished_rows : int
-        The largest number of rows times targets that are corrected.
     """
 
     folds: int = 5
@@ -178,20 +167,14 @@ class Learned(SettingsRecord):
     rows_per_bump: int = 150
     most_bumps: int = 64
     cells: int = 48
-    polish: tuple[float, ...] = ()
-    polish_progress: float = 1e-3
-    polish_steps: int = 100
-    polished_rows: int = 400
 
     def __check_init__(self) -> None:
         counts = ("folds", "repeats", "rows", "width", "depth", "units", "steps", "epochs", "patience")
         check_at_least(self, 1, *counts, "batch", "least_batch", "batches", "cells", "rows_per_bump")
-        check_at_least(self, 1, "warm_up", "polish_steps")
+        check_at_least(self, 1, "warm_up")
         check_at_least(self, 2, "bumps", "most_bumps")
         check_at_least(self, 2, "folds")
         check_at_least(self, 0, "rate", "decay", "rkhs_penalty", "dropout", "average", "last_rate")
-        if any(low <= 0.0 for low in self.polish):
-            raise ValueError(f"polish must be positive penalties, got {self.polish!r}.")
         parts = {part for view in self.views for part in view.split("+")}
         if not self.views or not parts <= VIEWS:
             raise ValueError(f"views must be made of {sorted(VIEWS)}, joined by +, got {self.views!r}.")
@@ -283,7 +266,7 @@ class Learned(SettingsRecord):
 
 # Settings by effort. Twice as many members take about twice the time.
 EFFORTS = {
-    "fast": Learned(folds=2, repeats=2, epochs=200, steps=1_000, passes=0, patience=8, polish=()),
+    "fast": Learned(folds=2, repeats=2, epochs=200, steps=1_000, passes=0, patience=8),
     "default": Learned(),
     "best": Learned(folds=6, repeats=6, rows=60_000, patience=40, steps=8_000, epochs=800),
 }
@@ -299,7 +282,6 @@ class Ensemble(NamedTuple):
     held_out: np.ndarray
     status: Status
     trace: dict[str, np.ndarray]
-    polish: Polish | None
 
 
 def learn(
@@ -358,13 +340,10 @@ def learn(
         report=report,
         checkpoint=checkpoint,
     )
-    best, polish = with_weights(chain, result.state.best), None
+    best = with_weights(chain, result.state.best)
     chosen = better_repeats(best, sample, held, parts, settings)
-    best, held, kept = best.member(chosen), held[chosen], kept[chosen]
-    if rows * dim <= settings.polished_rows:
-        options: Any = {"progress": settings.polish_progress, "steps": settings.polish_steps}
-        best, polish = polished(best, sample, kept, held, parts, settings.polish, cells, **options)
-    return Ensemble(best, held_out_scores(best, sample, held, parts), result.status, result.trace, polish)
+    best, held = best.member(chosen), held[chosen]
+    return Ensemble(best, held_out_scores(best, sample, held, parts), result.status, result.trace)
 
 
 def tilted_columns(scaling: Scaling) -> list[int]:

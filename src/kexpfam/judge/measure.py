@@ -292,14 +292,9 @@ def measure_chain(found: Evidence) -> Iterator[Measurement]:
 
 
 def _chain(found: Evidence, density: ChainDensity) -> Iterator[Measurement]:
-    settings, facts = found.settings, found.facts.get("chain", {})
+    settings = found.settings
     error, kl = _cell_errors(density, found)
     yield Measurement("chain_members", len(density), label="chains", text=f"{len(density)}, in equal parts")
-    polish = "left as trained"
-    if "polish_gain" in facts:
-        gain, gap = facts["polish_gain"], facts["polish_gap"]
-        polish = f"convex, held-out rows gain {gain:.3f} nats, within {gap:.1g} nats of the optimum"
-    yield Measurement("chain_polish", polish, label="weights of the tilts")
     level = settings.below(error, settings.good_normaliser_error)
     meaning = "The cells are fine enough for the density."
     if level != "good":

@@ -89,12 +89,6 @@ class Layout(PlainModule):
         return np.concatenate([*own, self.atoms]).astype(int)
 
     @property
-    def corrected_owners(self) -> np.ndarray:
-        """Return the column of each coefficient that the convex polish corrects."""
-        own = [np.repeat(family.columns, family.corrections) for family in self.families]
-        return np.concatenate(own).astype(int)
-
-    @property
     def penalised(self) -> np.ndarray:
         """Return which outputs have penalised weights, as zeros and ones."""
         parts = []
@@ -120,23 +114,13 @@ class Layout(PlainModule):
         own = [family.start(z[:, list(family.columns)]).ravel() for family in self.families]
         return np.concatenate([*own, np.log(at / present)])
 
-    def split(
-        self, outputs: Float[AnyArray, "n o"], added: Float[AnyArray, "n c"] | None = None
-    ) -> tuple[list[AnyArray], AnyArray]:
-        """Return the outputs of each family, (rows, columns, outputs), and the logits of atoms.
-
-        Corrections of coefficients follow the outputs of a column.
-        """
-        xp, parts, start, begin = outputs.__array_namespace__(), [], 0, 0
+    def split(self, outputs: Float[AnyArray, "n o"]) -> tuple[list[AnyArray], AnyArray]:
+        """Return the outputs of each family, (rows, columns, outputs), and the logits of atoms."""
+        parts, start = [], 0
         for family in self.families:
-            size = len(family.columns)
-            part = outputs[:, start : start + size * family.outputs].reshape(len(outputs), size, -1)
-            start += size * family.outputs
-            if added is not None and family.corrections:
-                own = added[:, begin : begin + size * family.corrections].reshape(len(outputs), size, -1)
-                part = xp.concatenate([part, own], axis=2)
-                begin += size * family.corrections
-            parts.append(part)
+            end = start + len(family.columns) * family.outputs
+            parts.append(outputs[:, start:end].reshape(len(outputs), len(family.columns), -1))
+            start = end
         return parts, outputs[:, start:]
 
     def log_densities(
@@ -252,11 +236,10 @@ class ChainDraws(NamedTuple):
 class Chain(PlainModule):
     """A law of columns under a condition; one member of an ensemble, or several along a first axis.
 
-    ``order`` are the columns in the order of the chain. Weights are inputs times outputs. ``correction``
-    maps a one and the last hidden units to what is added to the coefficients of the real line, in the order
-    of ``layout.corrected_owners``. ``layout`` is not learned, and is absent while the weights are. With
-    ``knots`` each input has a piecewise-linear encoding too, whose weights in the first layer are ``pieces``.
-    ``sees`` are factors of the condition, 0 for what a member does not use.
+    ``order`` are the columns in the order of the chain. Weights are inputs times outputs. ``layout`` is not
+    learned, and is absent while the weights are. With ``knots`` each input has a piecewise-linear encoding
+    too, whose weights in the first layer are ``pieces``. ``sees`` are factors of the condition, 0 for what a
+    member does not use.
     """
 
     order: Int[AnyArray, "*m d"]
@@ -267,7 +250,6 @@ class Chain(PlainModule):
     skip: Float[AnyArray, "*m a o"]
     shift: Float[AnyArray, "*m o"]
     layout: Layout | None = None
-    correction: Float[AnyArray, "*m u c"] | None = None
     pieces: Float[AnyArray, "*m at w"] | None = None
     knots: Float[AnyArray, "*m a k"] | None = None
     sees: Float[AnyArray, "*m p"] | None = None
@@ -364,11 +346,7 @@ class Chain(PlainModule):
 
     def masked(self) -> "MaskedChain":
         """Return the weights times their masks."""
-        masks, correction, parts = self.masks(), self.correction, dict(vars(self))
-        if correction is not None:
-            seen = masks.degrees[:, None] <= masks.places[self.columns.corrected_owners]
-            xp = correction.__array_namespace__()
-            parts["correction"] = xp.concatenate([correction[:1], correction[1:] * seen])
+        masks, parts = self.masks(), dict(vars(self))
         if self.pieces is not None:
             parts["pieces"] = self.pieces * masks.pieces
         for name in ("first", "hidden", "out", "skip"):
@@ -467,10 +445,7 @@ class MaskedChain(Chain):
     ) -> tuple[list[AnyArray], AnyArray]:
         dtype, h = rows.dtype, self.units(rows, dropout)
         outputs = h @ self.out.astype(dtype) + rows @ self.skip.astype(dtype) + self.shift.astype(dtype)
-        if self.correction is None:
-            return self.columns.split(outputs)
-        added = h @ self.correction[1:].astype(dtype) + self.correction[0].astype(dtype)
-        return self.columns.split(outputs, added)
+        return self.columns.split(outputs)
 
 
 def piecewise_knots(rows: Float[np.ndarray, "n a"], pieces: int) -> Float[np.ndarray, "a k"]:
@@ -512,14 +487,8 @@ class Link(NamedTuple):
     def of(cls, chain: Chain, column: int, units: Int[np.ndarray, " u"]) -> "Link":
         """Return the link of a column that depends on these units of a member."""
         layout, (f, place) = chain.columns, chain.columns.place(column)
-        own, corrected = layout.output_owners == column, layout.corrected_owners == column
+        own = layout.output_owners == column
         out, skip, shift = chain.out[units][:, own], chain.skip[:, own], chain.shift[own]
-        if chain.correction is not None and corrected.any():
-            end = layout.families[f].outputs  # corrections follow the outputs, the logit of an atom is last
-            added = chain.correction[1:][units][:, corrected], np.zeros((len(skip), corrected.sum()))
-            joined = lambda part, new: np.concatenate([part[..., :end], new, part[..., end:]], axis=-1)
-            out, skip = joined(out, added[0]), joined(skip, added[1])
-            shift = joined(shift, chain.correction[0, corrected])
         owners = layout.encoding.owners
         places = len(chain.skip) - len(owners) + np.flatnonzero(owners == column)
         out, skip, shift = (part.astype(np.float32) for part in (out, skip, shift))

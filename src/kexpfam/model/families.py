@@ -218,22 +218,18 @@ class ConditionalParams(NamedTuple):
         bounds: Float[AnyArray, "2 ..."] | None = None,
         *,
         light_tails: bool = False,
-        count: int | None = None,
     ) -> "ConditionalParams":
         """Return the parameters from outputs of a network; a location outside the bounds moves to them.
 
-        Outputs are location, log scale and ``count`` coefficients before their norm is bounded (all that
-        are left, by default); further outputs are added to the bounded coefficients.
+        Outputs are location, log scale and the coefficients before their norm is bounded.
         """
-        xp, end = outputs.__array_namespace__(), None if count is None else HEAD + count
-        location, log_scale, free = outputs[..., 0], outputs[..., 1], outputs[..., HEAD:end]
+        xp = outputs.__array_namespace__()
+        location, log_scale, free = outputs[..., 0], outputs[..., 1], outputs[..., HEAD:]
         if light_tails:
             location = xp.clip(location, -LIGHT_REACH, LIGHT_REACH)
             log_scale = xp.minimum(log_scale, LIGHT_LOG_SCALE)
         log_scale = xp.clip(log_scale, *LOG_SCALES)
         coefficients = _bounded(free, LARGEST_NORM)
-        if end is not None and outputs.shape[-1] > end:
-            coefficients = coefficients + outputs[..., end:]
         if bounds is None:
             return cls(location, log_scale, coefficients, None, None, light_tails)
         low, high = bounds.astype(outputs.dtype)
@@ -381,11 +377,6 @@ class AbstractFamily(PlainModule):
         return slice(None)
 
     @property
-    def corrections(self) -> int:
-        """Return the number of coefficients per column that the convex polish corrects."""
-        return 0
-
-    @property
     def integrated(self) -> bool:
         """Return whether the normaliser is an integral, which depends on the number of cells."""
         return True
@@ -477,10 +468,6 @@ class RealLine(AbstractTilted):
         return cls(columns, bumps, bounds=bounds, least_nodes=NODES, **settings)
 
     @property
-    def corrections(self) -> int:
-        return self.features
-
-    @property
     def cells(self) -> int:
         return max(CELLS, CELLS_PER_BUMP * self.bumps)
 
@@ -490,7 +477,7 @@ class RealLine(AbstractTilted):
         return self.cells if self.pool is not None else max(self.least_nodes, CELLS_PER_BUMP * self.bumps)
 
     def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
-        own = ConditionalParams.of(outputs, self.bounds, light_tails=self.light_tails, count=self.features)
+        own = ConditionalParams.of(outputs, self.bounds, light_tails=self.light_tails)
         return own if self.pool is None else own.pooled(self.pool)
 
     def log_density(self, outputs: AnyArray, z: AnyArray, cells: int | None) -> AnyArray:
@@ -585,7 +572,7 @@ class Lattice(AbstractTilted):
     def params(self, outputs: Float[AnyArray, "*n o"]) -> ConditionalParams:
         ends = self._spaced(self.low - 0.5), self._spaced(self.high + 0.5)
         bounds = outputs.__array_namespace__().stack(ends).clip(-FAR_END, FAR_END)
-        own = ConditionalParams.of(outputs, bounds, light_tails=self.curved, count=self.features)
+        own = ConditionalParams.of(outputs, bounds, light_tails=self.curved)
         return own if self.pool is None else own.pooled(self.pool)
 
     def _spaced(self, k: AnyArray) -> AnyArray:
