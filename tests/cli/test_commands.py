@@ -460,6 +460,11 @@ def test_the_version(run):
     assert run("--version") == (0, f"kexpfam {kexpfam.__version__}\n", "")
 
 
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "kexpfam", "--version"]
+    assert subprocess.check_output(command, text=True) == f"kexpfam {kexpfam.__version__}\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_every_command_has_an_example(run, command):
     code, out, _ = run(command, "--help")

@@ -1,0 +1,5 @@
+"""``python -m kexpfam`` is the command line."""
+
+from kexpfam.cli import main
+
+main()
