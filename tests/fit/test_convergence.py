@@ -84,8 +84,8 @@ def test_the_shortfall_is_that_of_the_likelihood(problem, optimum, seed):
 
 
 def test_both_have_to_be_near():
-    assert Convergence(0.001, 0.001, 0.001, 0.001, 0.1, 1.0).within(0.02)
-    assert not Convergence(0.001, 0.001, 0.1, 0.001, 0.1, 1.0).within(0.02)
-    assert not Convergence(0.1, 0.001, 0.001, 0.001, 0.1, 1.0).within(0.02)
-    assert not Convergence(0.001, 0.01, 0.001, 0.001, 0.1, 1.0).within(0.02)
-    assert not Convergence(0.001, 0.001, 0.001, 0.01, 0.1, 1.0).within(0.02)
+    assert Convergence(0.001, 0.001, 0.001, 0.001, 0.1, 1.0).distance < 0.02
+    assert Convergence(0.001, 0.001, 0.1, 0.001, 0.1, 1.0).distance > 0.02
+    assert Convergence(0.1, 0.001, 0.001, 0.001, 0.1, 1.0).distance > 0.02
+    assert Convergence(0.001, 0.01, 0.001, 0.001, 0.1, 1.0).distance > 0.02
+    assert Convergence(0.001, 0.001, 0.001, 0.01, 0.1, 1.0).distance > 0.02

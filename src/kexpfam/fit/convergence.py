@@ -41,10 +41,11 @@ class Convergence(NamedTuple):
     sampler_gap: float
     effective_share: float
 
-    def within(self, nats: float) -> bool:
-        """Return whether shortfall and moment gap, each plus two standard errors, are below ``nats``."""
+    @property
+    def distance(self) -> float:
+        """Return the larger one of shortfall and moment gap, each plus two standard errors."""
         gaps = (self.shortfall, self.shortfall_error), (self.moment_gap, self.moment_gap_error)
-        return all(gap + 2.0 * error < nats for gap, error in gaps)
+        return max(gap + 2.0 * error for gap, error in gaps)
 
 
 def convergence(

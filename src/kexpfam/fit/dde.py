@@ -162,17 +162,23 @@ class DDE(SaddleSolver):
             draws = self.snapshot_draws
             options["watch"] = lambda state: _snapshot(posed, saddle.answer(state), draws, judge_key)
 
-        def measured(state: SaddleState) -> Convergence:
-            key, answer = jr.fold_in(judge_key, int(state.step)), saddle.answer(state)
-            found = convergence(posed, answer, state.metric, settings=saddle.f_step, key=key)
+        def measured(state: SaddleState, point: SaddlePoint) -> Convergence:
+            key = jr.fold_in(judge_key, int(state.step))
+            found = convergence(posed, point, state.metric, settings=saddle.f_step, key=key)
             if not problem.on_grid:
                 return found
-            exact = shortfall(problem, problem.tilt(answer.f_weights), problem.base, 0, key=key)
+            exact = shortfall(problem, problem.tilt(point.f_weights), problem.base, 0, key=key)
             return found._replace(shortfall=exact.value, shortfall_error=exact.noise)
 
+        def judged(state: SaddleState) -> SaddleState:
+            if int(state.step) < self.step_count or int(state.step) % self.check_every:
+                return state
+            point = saddle.reached(state)
+            return state.judged(point, measured(state, point).distance)
+
         if self.steps is None and self.saddle is None and not self.warm_start:
-            options["steps"] *= self.extension
-            options["stop"] = lambda state: self._is_due(state) and measured(state).within(self.tolerance)
+            options |= {"steps": self.step_count * self.extension, "judge": judged}
+            options["stop"] = lambda state: state.distance < self.tolerance
         options |= {"retries": self.retries, "factor": self.retry_factor}
         outcome = run_with_retries(posed, saddle, state, key=run_key, **options)
         answer, keys = saddle.answer(outcome.state), (polish_key, judge_key)
@@ -180,7 +186,10 @@ class DDE(SaddleSolver):
         measurable = isinstance(outcome.state, SaddleState) and saddle.natural
         if self.polish or not measurable or outcome.status is Status.NO_STEPS:
             return solution
-        return self._judged(solution, measured(outcome.state))
+        found = measured(outcome.state, answer)
+        within = solution.status is Status.RAN_ALL_STEPS and found.distance < self.tolerance
+        status = Status.CONVERGED if within else solution.status
+        return solution._replace(status=status, facts=solution.facts | found._asdict())
 
     def start(self, problem: Problem, *, key: Key[Array, ""]) -> tuple[Float[Array, " r"], AbstractMeasure]:
         """Return f's weights and the law of the noise; a cold start on a narrow ridge is at its location."""
@@ -195,15 +204,6 @@ class DDE(SaddleSolver):
             settings = DoublyDual.near()
         horizon = jnp.asarray(float(max(self.step_count, 1)))
         return eqx.tree_at(lambda players: players.horizon, settings, horizon)
-
-    def _is_due(self, state: SaddleState) -> bool:
-        return int(state.step) >= self.step_count and int(state.step) % self.check_every == 0
-
-    def _judged(self, solution: Solution, found: Convergence) -> Solution:
-        """Return the solution with its measured convergence among the facts and in the status."""
-        converged = solution.status is Status.RAN_ALL_STEPS and found.within(self.tolerance)
-        status = Status.CONVERGED if converged else solution.status
-        return solution._replace(status=status, facts=solution.facts | found._asdict())
 
 
 def run_with_retries(

@@ -58,6 +58,7 @@ def run(
     report: Listener | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Callable[[Any], AnyArray] | None = None,
+    judge: Callable[[Any], Any] | None = None,
     stop: Callable[[Any], bool] | None = None,
     most_gap: float = 50.0,
     compute: Callable[..., tuple[Any, Any]] = _chunk,
@@ -65,8 +66,9 @@ def run(
     """Run the solver from ``state`` until ``steps`` steps are done in all.
 
     The key of step i is ``fold_in(key, i)``, so that a resumed run equals an uninterrupted one. ``stage`` is
-    the name in the progress bar. ``watch(state)`` is recorded at the start and after every chunk. ``compute``
-    runs a chunk of steps. A median ``sampler_gap`` above ``most_gap`` nats is a divergence.
+    the name in the progress bar. ``watch(state)`` is recorded at the start and after every chunk.
+    ``judge(state)`` returns the state after a chunk with what was measured of it. ``compute`` runs a chunk
+    of steps. A median ``sampler_gap`` above ``most_gap`` nats is a divergence.
     """
     trace: dict[str, np.ndarray] = {}
     if checkpoint is not None:
@@ -85,7 +87,7 @@ def run(
         if not _is_healthy(row, most_gap):
             status = Status.DIVERGED
             break
-        state = candidate
+        state = candidate if judge is None else judge(candidate)
         trace = {name: np.concatenate([trace.get(name, row[name][:0]), row[name]]) for name in row}
         if watch is not None:
             watched[str(int(state.step))] = watch(state)

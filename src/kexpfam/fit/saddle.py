@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, ScalarLike
 
@@ -193,14 +194,25 @@ class SaddleHealth(NamedTuple):
 
 
 class SaddleState(eqx.Module):
-    """The state between steps; ``averaged`` is the exponential moving average of the transport."""
+    """The state between steps; ``averaged`` is the exponential moving average of the transport.
+
+    ``best`` is the point of least ``distance`` from the solution among those whose distance was measured.
+    """
 
     point: SaddlePoint
     averaged: AbstractTransport
+    best: SaddlePoint
+    distance: Float[Array, ""]
     nu_moments: optax.OptState
     transport_moments: optax.OptState
     metric: Metric
     step: Int[Array, ""]
+
+    def judged(self, point: SaddlePoint, distance: float) -> "SaddleState":
+        """Return the state with a point of this distance as the best one, if it is."""
+        if not distance < self.distance:
+            return self
+        return eqx.tree_at(lambda state: (state.best, state.distance), self, (point, jnp.asarray(distance)))
 
 
 class DoublyDual(eqx.Module):
@@ -215,8 +227,8 @@ class DoublyDual(eqx.Module):
     averaging : float
         Weight of the past in the exponential moving average of the transport.
     horizon : float
-        Steps of the schedules: rates are full in the first half, then fall to a tenth. A longer run repeats
-        them over twice as many steps, then over four times as many.
+        Steps of the schedules: rates are full in the first half, then fall to a tenth. In a longer run f
+        stays there, and the networks repeat the schedule over twice as many steps, then over four times.
     trust : float
         Longest natural direction of f (standard deviation in nats); longer ones are scaled to it.
     damping : float
@@ -311,7 +323,8 @@ class DoublyDual(eqx.Module):
             nu, transport = InUnits(nu, law), TransportInUnits(transport.network, law)
         moments = moments_of(nu, self._optimiser), moments_of(transport, self._optimiser)
         metric = Metric.start(f_weights.size if self.natural else 0)
-        return SaddleState(SaddlePoint(f_weights, nu, transport), transport, *moments, metric, jnp.array(0))
+        point, distance = SaddlePoint(f_weights, nu, transport), jnp.array(jnp.inf)
+        return SaddleState(point, transport, point, distance, *moments, metric, jnp.array(0))
 
     def _drawn_waves(self, problem: SaddleProblem, key: Key[Array, ""]) -> Layer | None:
         """Return random sinusoids of points and conditions, at ``octaves`` of f's own frequencies."""
@@ -338,26 +351,32 @@ class DoublyDual(eqx.Module):
         decay = self.schedule(state.step)
         update = lambda state, batches: (self._move_transport(problem, state, decay, batches), None)
         state, _ = scan(update, state, inner)
-        state, health = self._move_f(problem, state, decay, f_key)
+        state, health = self._move_f(problem, state, f_key)
         share = jnp.minimum(self.averaging, (1.0 + state.step) / (10.0 + state.step))
         kept = averaged(state.averaged, state.point.transport, share)
         return eqx.tree_at(lambda s: (s.averaged, s.step), state, (kept, state.step + 1)), health
 
     def schedule(self, step: Int[Array, ""]) -> Float[Array, ""]:
-        """Return the factor of the rates at a step."""
+        """Return the factor of the networks' rates at a step."""
         # Cycle k has 2^k horizons and begins after 2^k - 1 horizons.
         horizons = step / self.horizon + 1.0
         cycle = 2.0 ** jnp.floor(jnp.log2(horizons))
         return jnp.clip(2.0 * (2.0 - horizons / cycle), 0.1, 1.0)
 
-    def answer(self, state: SaddleState) -> SaddlePoint:
-        """Return the result of a run: the players, with the averaged transport."""
+    def reached(self, state: SaddleState) -> SaddlePoint:
+        """Return the players of a state, with the averaged transport."""
         return SaddlePoint(state.point.f_weights, state.point.nu, state.averaged)
 
+    def answer(self, state: SaddleState) -> SaddlePoint:
+        """Return the result of a run: the best of the measured points, or the last one if none was
+        measured."""
+        return state.best if np.isfinite(state.distance) else self.reached(state)
+
     def _move_f(
-        self, problem: SaddleProblem, state: SaddleState, decay: Float[Array, ""], key: Key[Array, ""]
+        self, problem: SaddleProblem, state: SaddleState, key: Key[Array, ""]
     ) -> tuple[SaddleState, SaddleHealth]:
         draws_key, batch_key = jr.split(key)
+        decay = jnp.clip(2.0 * (1.0 - state.step / self.horizon), 0.1, 1.0)
         point, settings, penalty = state.point, self.f_step, problem.rkhs_penalty
         state, (groups, moved, weights, lag) = self._draw_for_f(problem, state, draws_key)
         gradient = f_gradient(problem.space, penalty, point.f_weights, groups, moved, weights)
