@@ -1,17 +1,21 @@
 """Learned chains: accuracy, held-out rows, repetition, checkpoints and interruption."""
 
+import dataclasses
+
 import jax.random as jr
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from kexpfam import storage
 from kexpfam.data.sample import Sample
 from kexpfam.fit import members
-from kexpfam.fit.learned import Learned, learn
+from kexpfam.fit.learned import Learned, best_power, learn
 from kexpfam.fit.members import bounded_mean
 from kexpfam.jax_settings import double_precision
-from kexpfam.model.chain import piecewise, piecewise_knots
+from kexpfam.model.chain import Chain, Layout, piecewise, piecewise_knots
+from kexpfam.model.ensemble import Pool
 
 SMALL = Learned(folds=2, repeats=1, width=16, epochs=40, cells=64, steps=400)
 
@@ -48,9 +52,7 @@ def test_held_out_rows_are_those_that_a_member_did_not_see(ensemble):
     rows = np.isfinite(ensemble.held_out)
     assert rows.sum() == 2 * int(SMALL.held_out * 600)
     part = heteroscedastic(0).rows(rows)
-    each = np.stack(
-        [ensemble.chain.member(k).log_densities(part.target, part.condition, cells=288)[:, 0] for k in (0, 1)]
-    )
+    each = np.stack([scores_of_member(ensemble, k, part) for k in (0, 1)])
     assert np.abs(each - ensemble.held_out[rows]).min(axis=0).max() < 1e-9
 
 
@@ -139,10 +141,15 @@ def test_a_repeat_that_lags_is_trained_no_further():
     assert ensemble.chain.knots.any(axis=(1, 2)).all(), "the plain repeat is dropped"
 
 
+def scores_of_member(ensemble, k: int, sample: Sample) -> np.ndarray:
+    """Return the log density of rows under one member, to the power of the pool."""
+    alone = Pool(ensemble.chain.member(np.array([k])), np.array([ensemble.power]))
+    return alone.log_densities(np.asarray(sample.target, float), np.asarray(sample.condition, float))[:, 0]
+
+
 def learned_rows(ensemble, sample: Sample) -> np.ndarray:
     """Return the rows that the first member was judged by."""
-    scores = ensemble.chain.member(0).log_densities(sample.target, sample.condition, cells=288)[:, 0]
-    return np.flatnonzero(np.abs(scores - ensemble.held_out) < 1e-9)
+    return np.flatnonzero(np.abs(scores_of_member(ensemble, 0, sample) - ensemble.held_out) < 1e-9)
 
 
 def test_the_same_key_gives_the_same_members(ensemble):
@@ -241,3 +248,40 @@ def test_one_target_has_at_least_some_passes_over_many_rows():
     assert [settings.updates(1, each) for each in (10, 100, 1_000)] == [5_000, 9_000, 20_000]
     assert settings.updates(10, 1_000) == 2_000
     assert [settings.patient(targets) for targets in (1, 2, 5)] == [40, 20, 10]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("repeats", "noise"), [(1, 0.0), (2, 0.5), (3, 0.5)])
+def test_held_out_rows_tell_the_power_of_the_pool_of_all_members(seed, repeats, noise):
+    """Members are a fifth wider than the target and have locations with errors of their own. The power is
+    compared with the best one for fresh rows and all members, which held-out rows never see."""
+    rng = np.random.default_rng(seed)
+    parts, inputs, rows = 2, 10, 2000
+    members = repeats * parts
+    chain = Chain.draw(inputs, np.zeros((members, 1), int), Layout.real(1), width=8, depth=1, seed=seed)
+    out, skip, shift = (np.zeros_like(part) for part in (chain.out, chain.skip, chain.shift))
+    skip[:, :inputs, 0] = np.sqrt(noise / inputs) * rng.normal(size=(members, inputs))
+    chain = dataclasses.replace(chain, out=out, skip=skip, shift=shift)
+    x, fresh_x = rng.normal(size=(2, rows, inputs))
+    y, fresh_y = rng.normal(size=(2, rows, 1)) / 1.2
+    held = np.tile(rng.permutation(rows).reshape(parts, -1), (repeats, 1))
+    found = best_power(chain, Sample(y, x), held, parts, Learned())
+    score = lambda power: (
+        Pool(chain, np.full(members, power / members)).log_densities(fresh_y, fresh_x).mean()
+    )
+    wanted = {"bounds": (0.5, 2.0), "method": "bounded", "options": {"xatol": 0.05}}
+    best = minimize_scalar(lambda power: -score(power), **wanted).x
+    assert found == pytest.approx(best, rel=0.2)
+    assert score(found) > score(best) - 0.01
+
+
+def test_few_rows_have_a_power_near_one():
+    rng = np.random.default_rng(0)
+    chain = Chain.draw(1, np.zeros((2, 1), int), Layout.real(1), width=8, depth=1, seed=0)
+    sample = Sample(0.5 * rng.normal(size=(40, 1)), rng.normal(size=(40, 1)))
+    held = np.arange(40).reshape(2, 20)
+    assert 1.0 < best_power(chain, sample, held, 2, Learned()) < 1.1
+
+
+def test_joint_densities_have_no_power(ensemble):
+    assert learned(Sample(np.random.default_rng(0).normal(size=(60, 2)), np.zeros((60, 0)))).power == 1.0

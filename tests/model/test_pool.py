@@ -161,3 +161,29 @@ def test_one_row_scores_as_in_a_batch(kind):
     whole = density.log_density(y, X)
     for row in (0, 7, 199):
         assert density.log_density(y[[row]], X[[row]]) == pytest.approx(whole[[row]], abs=1e-11)
+
+
+@pytest.mark.parametrize("power", [0.7, 1.6])
+@pytest.mark.parametrize("kind", [Real(), Bounded(0, None), Rounded(0.25)])
+def test_a_pool_to_a_power_is_that_power_of_the_density_normalised(kind, power):
+    """Ratios of densities at two points are those of the mean law to the power; the law sums to one."""
+    density, X = density_of(kind, strength=0.3)
+    raised = dataclasses.replace(density, power=power)
+    rows = np.tile(X[:20], (2, 1))
+    y = np.repeat([[1.0], [2.5]], 20, axis=0)
+    ratio = lambda own: np.diff(own.log_density(y, rows).reshape(2, 20), axis=0)[0]
+    jacobian = np.diff(density.scaling.log_jacobian(y).reshape(2, 20), axis=0)[0]
+    if kind.others.family == "real":
+        assert ratio(raised) - jacobian == pytest.approx(power * (ratio(density) - jacobian), abs=1e-6)
+    laws = raised.distributions(X[:20])
+    spread = lambda own: np.ptp(
+        own.distributions(X[:20]).quantile(np.tile([0.1, 0.9], (20, 1))), axis=1
+    ).mean()
+    assert (spread(raised) < spread(density)) == (power > 1.0)
+    if kind.others.family == "real":
+        points = laws.quantile(np.tile(np.linspace(0.02, 0.98, 2000), (20, 1)))
+        there = np.stack(
+            [np.exp(raised.log_density(p[:, None], np.tile(x, (2000, 1)))) for p, x in zip(points, X)]
+        )
+        mass = np.sum(0.5 * np.diff(points, axis=1) * (there[:, 1:] + there[:, :-1]), axis=1)
+        assert mass == pytest.approx(np.full(20, 0.96), abs=5e-3)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
+from scipy.optimize import minimize_scalar
 
 from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
@@ -42,6 +43,9 @@ LAG_ROWS = 1_000
 VIEWS = {"plain", "encoded", "trees"}
 # Epochs between two checks of the checkpoint and the stop rule.
 CHUNK = 5
+# The range of a pool's power, the rows that choose it, those that tell its slope, and the rows at which its
+# logarithm is half.
+POWERS, POWER_ROWS, SLOPE_ROWS, SHRINKING_ROWS = (0.5, 2.0), 2_000, 500, 400
 
 
 class Learned(SettingsRecord):
@@ -275,10 +279,12 @@ EFFORTS = {
 class Ensemble(NamedTuple):
     """Stacked members and how they were found.
 
-    ``held_out`` is the log density of each row under the members that held it out, NaN where none did.
+    ``held_out`` is the log density of each row under the members that held it out, NaN where none did;
+    ``power`` is that of their pool.
     """
 
     chain: Chain
+    power: float
     held_out: np.ndarray
     status: Status
     trace: dict[str, np.ndarray]
@@ -343,7 +349,9 @@ def learn(
     best = with_weights(chain, result.state.best)
     chosen = better_repeats(best, sample, held, parts, settings)
     best, held = best.member(chosen), held[chosen]
-    return Ensemble(best, held_out_scores(best, sample, held, parts), result.status, result.trace)
+    power = best_power(best, sample, held, parts, settings)
+    scores = held_out_scores(best, sample, held, parts, power=power)
+    return Ensemble(best, power, scores, result.status, result.trace)
 
 
 def tilted_columns(scaling: Scaling) -> list[int]:
@@ -390,16 +398,11 @@ def better_repeats(
     """Return the members of the repeats that are left when those without which held-out rows lose less than
     ``settings.gain`` (nats) are left out, one at a time."""
     repeats = np.arange(len(held)).reshape(-1, parts)
-    seen, count = np.unique(held), len(repeats)
-    weight = None if sample.weight is None else np.asarray(sample.weight)[seen]
+    score = lambda some: mean_held_out(
+        chain, sample, held, parts, settings, np.isin(np.arange(len(repeats)), some) / len(some)
+    )
 
-    def score(some: list[int]) -> float:
-        shares = np.isin(np.arange(count), some) / len(some)
-        return bounded_mean(
-            held_out_scores(chain, sample, held, parts, shares)[seen], settings.farthest, weight
-        )
-
-    chosen = list(range(count))
+    chosen = list(range(len(repeats)))
     while len(chosen) > 1:
         fewer = [[k for k in chosen if k != out] for out in chosen]
         scores = [score(some) for some in fewer]
@@ -409,22 +412,68 @@ def better_repeats(
     return repeats[chosen].ravel()
 
 
+def best_power(
+    chain: Chain, sample: Sample, held: Int[np.ndarray, "m h"], parts: int, settings: Learned
+) -> float:
+    """Return the power of the pool of all members, as held-out rows tell it.
+
+    A held-out row is scored by one member per repeat. The more members a pool has, the more accurate is its
+    location, and the higher is the best power T. The reciprocal of T(r) is linear in 1 / r, like the variance
+    of a mean of r members, so that it is known for all members from those for one and for all repeats. With
+    few rows the logarithm of the power is smaller.
+    """
+    if not Pool.suits(chain.columns):
+        return 1.0
+    repeats = len(held) // parts
+
+    def reciprocal(pools: Float[np.ndarray, "p r"], rows: int) -> float:
+        some = held[:, : -(-rows // parts)]
+        score = lambda shares, power: mean_held_out(chain, sample, some, parts, settings, shares, power)
+        loss = lambda power: -sum(score(shares, power) for shares in pools)
+        return 1.0 / minimize_scalar(loss, bounds=POWERS, method="bounded", options={"xatol": 0.02}).x
+
+    pool = np.full((1, repeats), 1.0 / repeats)
+    found = reciprocal(pool, POWER_ROWS)
+    if repeats > 1:
+        rise = reciprocal(np.eye(repeats), SLOPE_ROWS) - reciprocal(pool, SLOPE_ROWS)
+        found -= rise / (1.0 - 1.0 / repeats) * (1.0 / repeats - 1.0 / len(held))
+    rows = min(POWER_ROWS, held[:parts].size)
+    return float(np.clip(1.0 / found, *POWERS) ** (rows / (rows + SHRINKING_ROWS)))
+
+
+def mean_held_out(
+    chain: Chain,
+    sample: Sample,
+    held: Int[np.ndarray, "m h"],
+    parts: int,
+    settings: Learned,
+    shares: Float[np.ndarray, " r"] | None = None,
+    power: float = 1.0,
+) -> float:
+    """Return the mean of the held-out scores, none of them counted as too far below the others."""
+    seen = np.unique(held)
+    weight = None if sample.weight is None else np.asarray(sample.weight)[seen]
+    scores = held_out_scores(chain, sample, held, parts, shares, power)
+    return bounded_mean(scores[seen], settings.farthest, weight)
+
+
 def held_out_scores(
     chain: Chain,
     sample: Sample,
     held: Int[np.ndarray, "m h"],
     parts: int,
     shares: Float[np.ndarray, " r"] | None = None,
+    power: float = 1.0,
 ) -> Float[np.ndarray, " n"]:
     """Return the log density of each row under the members that held it out, one per repeat with these
-    shares; NaN where none did."""
+    shares, a pool to this power; NaN where none did."""
     found, repeats = np.full(len(sample), np.nan), len(held) // parts
     shares = np.full(repeats, 1.0 / repeats) if shares is None else shares
     for k, rows in enumerate(held[:parts]):
         own, part = chain.member(np.arange(k, len(held), parts)), sample.rows(rows)
         z, x = np.asarray(part.target, float), np.asarray(part.condition, float)
         if Pool.suits(chain.columns):
-            found[rows] = Pool(own, shares).log_densities(z, x)[:, 0]
+            found[rows] = Pool(own, power * shares).log_densities(z, x)[:, 0]
         else:
             found[rows] = mixture_scores(own, shares, z, x)
     return found

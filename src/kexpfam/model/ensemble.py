@@ -50,9 +50,9 @@ def _libraries() -> ThreadpoolController:
 class Pool(PlainModule):
     """The law of one column whose potential is the weighted sum of those of stacked members.
 
-    The weights are equal unless they are given. A mixture of members is wider than each of them by the
-    distances of their locations; this law is as wide as they are. The chance of an atom is the mean of
-    theirs.
+    Without weights it is the mean of the potentials. A mixture of members is wider than each of them by the
+    distances of their locations; this law is as wide as they are, and narrower if the weights sum to more
+    than 1. The chance of an atom is the mean of theirs.
     """
 
     members: Chain
@@ -112,15 +112,17 @@ class ChainDensity(AbstractDensity):
     """An ensemble of chains that were learned from different rows and in different orders.
 
     It is the mixture in equal parts, or, if it is ``pooled`` and has a single target with a tilt, their
-    ``Pool``. ``at`` is the condition of a density that was made by ``given``. A row with missing cells has
-    the density of its other cells.
+    ``Pool`` to this ``power``. ``at`` is the condition of a density that was made by ``given``. A row with
+    missing cells has the density of its other cells.
     """
 
     members: Chain
     scaling: Scaling
     inputs: Inputs
     at: Float[np.ndarray, " p"] | None = None
-    pooled: bool = eqx.field(static=True, default=False)  # files of older versions do not store it
+    # Files of older versions do not store these.
+    pooled: bool = eqx.field(static=True, default=False)
+    power: float = eqx.field(static=True, default=1.0)
 
     @property
     def conditional(self) -> bool:
@@ -147,15 +149,18 @@ class ChainDensity(AbstractDensity):
             return logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
         members, _ = self._resident
         if self.pooled:
-            return Pool(members).log_densities(z, condition)[:, 0]
+            return self._pool(members).log_densities(z, condition)[:, 0]
         return in_blocks(lambda *rows: _scores(members, *rows), z, condition)
 
     @property
     def laws(self) -> list:
         """Return the laws of which the density is the mixture in equal parts."""
         if self.pooled:
-            return [Pool(self.members)]
+            return [self._pool(self.members)]
         return [self.members.member(k) for k in range(len(self))]
+
+    def _pool(self, members: Chain) -> Pool:
+        return Pool(members, np.full(len(self), self.power / len(self)))
 
     def _prepared(self, make: Callable) -> Any:
         """Return ``make(self)``, which is kept as long as the weights are; it may not refer to them."""
@@ -200,7 +205,7 @@ class ChainDensity(AbstractDensity):
         condition = jnp.asarray(own._conditions(None if x is None else jnp.asarray(x, float)[None], 1), float)
         levels = jr.uniform(level_key, (1, own.members.dim), float)
         if own.pooled:
-            return own.scaling.to_data(Pool(own.members).sample(condition, levels).targets)[0]
+            return own.scaling.to_data(own._pool(own.members).sample(condition, levels).targets)[0]
         owner = jr.randint(owner_key, (), 0, len(self))
         weights = jax.tree.map(jnp.asarray, own.members.within(None))
         member = weights.within(own.members.layout).member(owner)
@@ -242,8 +247,8 @@ class ChainDensity(AbstractDensity):
 
     def _cut(self, condition: Float[np.ndarray, "n p"]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return points and levels of the law on the real line in model units, and the atom's chance."""
-        members, _ = self._resident
-        return in_blocks(lambda rows: _cut(members, rows), condition)
+        pool = self._pool(self._resident[0])
+        return in_blocks(lambda rows: _cut(pool, rows), condition)
 
     def given(self, x: np.ndarray) -> "ChainDensity":
         at = self.inputs.to_model(x[None])[0]
@@ -282,7 +287,8 @@ class ChainDensity(AbstractDensity):
         """
         kinds = self.scaling.kinds
         if len(kinds) == 1 and kinds[0].atom is None and self.pooled and self._real:
-            own = self._resident
+            members, scaling = self._resident
+            own = self._pool(members), scaling
             moments = in_blocks(lambda rows: _moments(*own, rows), self._conditions(X, 1))
             return supported_mean(*moments)[:, None]
         if len(kinds) == 1:
@@ -391,9 +397,9 @@ def _each(function: Callable, members: Chain, rows: int) -> Any:
 
 
 @jax.jit
-def _cut(members: Chain, condition: Float[Array, "n p"]) -> tuple[Array, Array, Array | None]:
+def _cut(pool: Pool, condition: Float[Array, "n p"]) -> tuple[Array, Array, Array | None]:
     """Return points and levels of the pool's law without its atom, in model units, and the atom's chance."""
-    law = Pool(members).single(condition)
+    law = pool.single(condition)
     family: Any = law.family
     return *family.params(law.outputs).law(family.cells), law.chance
 
@@ -405,10 +411,10 @@ def _in_data(scaling: Scaling, points: Float[AnyArray, "n m"]) -> Float[AnyArray
 
 @jax.jit
 def _moments(
-    members: Chain, scaling: Scaling, condition: Float[Array, "n p"]
+    pool: Pool, scaling: Scaling, condition: Float[Array, "n p"]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Return mean and deviation of each row, and those without the outer mass."""
-    points, levels, _ = _cut(members, condition)
+    points, levels, _ = _cut(pool, condition)
     law = Distributions.of_levels(_in_data(scaling, points), levels)
     return law.moments(), law.inner_moments()
 
