@@ -406,22 +406,17 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_dimensions_of_the_rings_are_told_from_noise():
-    found = []
-    for seed in range(3):
+    for seed in range(5):
         data = standardised(rings(dim=6).sample(1000, random_state=seed))
-        found.append(set(relevant_dimensions(data, Gaussian.fitted(data), seed=seed)))
-    assert all(dims >= {0, 1} for dims in found)
-    # One noise dimension in twelve is let pass by chance: it costs a little time and no correctness.
-    assert sum(len(dims - {0, 1}) for dims in found) <= 1
+        assert relevant_dimensions(data, Gaussian.fitted(data), seed=seed) == (0, 1)
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_hardly_any_dimension_of_a_normal_matters():
-    found = []
-    for seed in range(3):
-        data = standardised(np.random.default_rng(seed).normal(size=(1000, 5)))
-        found.append(relevant_dimensions(data, Gaussian.fitted(data), seed=seed))
-    assert sum(map(len, found)) <= 2
+def test_no_dimension_of_a_normal_matters():
+    """With the error of the permutations alone, without that of the rows, two of six such sets had some."""
+    for seed in range(6):
+        data = standardised(np.random.default_rng(seed).normal(size=(1000, 10)))
+        assert relevant_dimensions(data, fit_base("mixture", data, seed=seed), seed=seed) == ()
 
 
 def test_an_unknown_base_is_named_with_the_known_ones():

@@ -14,11 +14,12 @@ from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 # A column whose spread is below this share of its magnitude, a hundred times its rounding, is constant.
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
-HEAVY_TAIL, LONG_TAIL = 10.0, 3.0
-# A column with a long tail is heavy-tailed if arcsinh raises its mean normal log density by this (nats): a
-# little around the median, much from an end of the data, as for skewed columns, or after a power
-# transformation.
-SMALL_GAIN, LARGE_GAIN = 0.05, 0.4
+HEAVY_TAIL = 10.0
+# A shorter tail is heavy if it is so many interquartile ranges long and arcsinh raises the mean normal log density
+# by so many nats: around the median, and from an end of the data, for skewed columns, or after a power.
+BOTH_TAILS, ONE_TAIL = (3.0, 0.05), (4.0, 0.4)
+# So many rows or more in such a tail are a mode if their interquartile range is below this share of their distance.
+MODE_ROWS, MODE_WIDTH = 20, 0.2
 # Distances from the shift, as percentiles, that are compared as scales of arcsinh.
 ARCSINH_SCALES = [1, 5, 25, 50, 75]
 # Exponentials of larger numbers overflow.
@@ -79,7 +80,7 @@ class Scaling(PlainModule):
             free = np.flatnonzero(~constant)
             powers[free] = [most_normal_power(u[:, j], weight) for j in free]
         u = _yeo_johnson((values - shift) / scale, powers)
-        heavy = heavy_tailed_columns(u, weight, gain=LARGE_GAIN if power else SMALL_GAIN)
+        heavy = heavy_tailed_columns(u, weight, ONE_TAIL if power else BOTH_TAILS)
         for j in np.flatnonzero(heavy):
             shift[j], scale[j], _ = most_normal_arcsinh(values[:, j], weight)
         powers = np.where(heavy, 1.0, powers)
@@ -336,18 +337,27 @@ def _inverse_yeo_johnson(w: AnyArray, powers: AnyArray) -> AnyArray:
 
 
 def heavy_tailed_columns(
-    values: np.ndarray, weight: np.ndarray | None = None, *, gain: float = SMALL_GAIN
+    values: np.ndarray, weight: np.ndarray | None = None, around: tuple[float, float] = BOTH_TAILS
 ) -> np.ndarray:
     """Return a mask of the columns with a value further from the median than any light tail would put it, and
-    of those with a long tail that are closer to normal on the scale of arcsinh; around the median, closer by
-    ``gain``."""
+    of those with a long tail that are closer to normal on the scale of arcsinh.
+
+    ``around`` has the length of the tail and the gain that are needed around the median. Distant rows that
+    are close together are a mode, not a tail."""
     low, middle, high = percentiles(values, [25, 50, 75], weight)
-    furthest = np.abs(values - middle).max(axis=0)
-    heavy = (high > low) & (furthest > HEAVY_TAIL * (high - low))
-    for j in np.flatnonzero((high > low) & (furthest > LONG_TAIL * (high - low)) & ~heavy):
+    distances = np.abs(values - middle) / np.where(high > low, high - low, np.inf)
+    heavy = distances.max(axis=0) > HEAVY_TAIL
+    for j in np.flatnonzero((distances.max(axis=0) > around[0]) & ~heavy):
         shift, _, found = most_normal_arcsinh(values[:, j], weight)
-        heavy[j] = found > (gain if shift == middle[j] else LARGE_GAIN)
+        length, gain = around if shift == middle[j] else ONE_TAIL
+        tail = distances[distances[:, j] > length, j]
+        heavy[j] = len(tail) > 0 and found > gain and not _is_mode(tail)
     return heavy
+
+
+def _is_mode(distances: Float[np.ndarray, " n"]) -> bool:
+    left, middle, right = np.percentile(distances, [25, 50, 75])
+    return len(distances) >= MODE_ROWS and right - left < MODE_WIDTH * middle
 
 
 def most_normal_arcsinh(column: np.ndarray, weight: np.ndarray | None = None) -> tuple[float, float, float]:
