@@ -15,10 +15,10 @@ from kexpfam.data.weights import percentiles, weighted_mean, weighted_variance
 CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
 HEAVY_TAIL = 10.0
-# A shorter tail is heavy if it is so many interquartile ranges long and arcsinh raises the mean normal log density
-# by so many nats: around the median, and from an end of the data, for skewed columns, or after a power.
+# A shorter tail is heavy if it is so many interquartile ranges long and arcsinh raises the mean normal log
+# density by so many nats: around the median, and from an end of the data, for skewed columns, or after a power.
 BOTH_TAILS, ONE_TAIL = (3.0, 0.05), (4.0, 0.4)
-# So many rows or more in such a tail are a mode if their interquartile range is below this share of their distance.
+# So many rows in such a tail are a mode if their interquartile range is below this share of their distance.
 MODE_ROWS, MODE_WIDTH = 20, 0.2
 # Distances from the shift, as percentiles, that are compared as scales of arcsinh.
 ARCSINH_SCALES = [1, 5, 25, 50, 75]
@@ -357,7 +357,7 @@ def heavy_tailed_columns(
 
 def _is_mode(distances: Float[np.ndarray, " n"]) -> bool:
     left, middle, right = np.percentile(distances, [25, 50, 75])
-    return len(distances) >= MODE_ROWS and right - left < MODE_WIDTH * middle
+    return len(distances) >= MODE_ROWS and bool(right - left < MODE_WIDTH * middle)
 
 
 def most_normal_arcsinh(column: np.ndarray, weight: np.ndarray | None = None) -> tuple[float, float, float]:

@@ -42,8 +42,8 @@ class ChainCandidate(Candidate):
             budget=task.budget,
             checkpoint=task.checkpoint_for("chain", (sample, self.settings, task.scaling)),
         )
-        pool = {"pooled": Pool.suits(ensemble.chain.columns), "power": ensemble.power}
-        density = ChainDensity(ensemble.chain, task.scaling, inputs, **pool)
+        pooled = Pool.suits(ensemble.chain.columns)
+        density = ChainDensity(ensemble.chain, task.scaling, inputs, pooled=pooled, power=ensemble.power)
         return Fitted(density, ensemble.held_out + task.log_jacobian, ensemble.status, {}, ensemble.trace)
 
     def _with_trees(self, task: Task) -> tuple[Sample, Inputs]:
