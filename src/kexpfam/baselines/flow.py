@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray, RandomKey
@@ -51,7 +51,7 @@ class FlowLaw(AbstractMeasure):
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow().log_prob(x)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         return self.flow().sample(key, (count,))
 
     def flow(self) -> Any:
@@ -123,7 +123,7 @@ class SplineFlow(DensityEstimator):
         return self
 
     def _trained(
-        self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]
+        self, shape: FlowShape, points: np.ndarray, key: RandomKey
     ) -> tuple[list[np.ndarray], FlowLosses]:
         """Return the arrays of the flow, trained in single precision, and the losses."""
         make_key, train_key = jr.split(key)
@@ -169,7 +169,7 @@ def _weighted_loss(
     static: Any,
     x: Float[Array, "b d"],
     weight: Float[Array, " b"],
-    key: Key[Array, ""] | None = None,
+    key: RandomKey | None = None,
 ) -> Float[Array, ""]:
     """Return minus the weighted mean log density of a batch; the weights have mean one over all rows."""
     import paramax  # comes with flowjax

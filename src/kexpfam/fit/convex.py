@@ -12,10 +12,9 @@ from typing import ClassVar, Literal, NamedTuple, Unpack
 import jax.random as jr
 import numpy as np
 import scipy.linalg
-from jaxtyping import Array, Key
 from threadpoolctl import threadpool_limits
 
-from kexpfam.data.sample import AnyArray, distinct_conditions
+from kexpfam.data.sample import AnyArray, RandomKey, distinct_conditions
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
@@ -254,7 +253,7 @@ class Shortfall(NamedTuple):
 
 
 def shortfall(
-    problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+    problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: RandomKey
 ) -> Shortfall:
     """Return half the squared Newton decrement on fresh nodes: a finer grid, or ``count`` importance draws.
 
@@ -326,7 +325,7 @@ class Convex(Solver):
     def uses_proposal(self) -> bool:
         return False
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return the maximiser of the penalised likelihood, and a sampler."""
         require_grid(self, problem)
         # On a grid nothing is drawn, and compiling the split of a key would take time.
@@ -404,7 +403,7 @@ def require_grid(solver: Solver, problem: Problem) -> None:
 
 
 def best_sampler(
-    problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: Key[Array, ""]
+    problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: RandomKey
 ) -> Sampler:
     """Return a sampler of the density: the base if f = 0, cells of a grid, or a distilled distribution."""
     if not np.any(tilt.weights):

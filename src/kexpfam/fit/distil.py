@@ -11,9 +11,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem
@@ -82,7 +82,7 @@ class Distillation(SettingsRecord):
 
 
 def distil(
-    problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: Key[Array, ""]
+    problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: RandomKey
 ) -> AbstractMeasure:
     """Return a distribution close to ``p0 exp(f)``, under each condition if there are any."""
     distilled = _distil_network if problem.conditional else _distil_mixture
@@ -90,7 +90,7 @@ def distil(
 
 
 def _distil_mixture(
-    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: RandomKey
 ) -> AbstractMeasure:
     """Return the closest to the density among base, proposal and the distilled mixtures."""
     tilt, proposal = problem.tilt(weights), problem.proposal
@@ -118,7 +118,7 @@ def nearest(laws: list[AbstractMeasure], nodes: Nodes, log_ratio: np.ndarray) ->
 
 
 def _distil_network(
-    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: RandomKey
 ) -> MixtureNetwork:
     draw_key, start_key, run_key = jr.split(key, 3)
     draws = conditional_draws(problem, weights, settings, key=draw_key)
@@ -141,7 +141,7 @@ class ConditionalDraws(NamedTuple):
 
 
 def conditional_draws(
-    problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, *, key: RandomKey
 ) -> ConditionalDraws:
     """Return draws of the density at and between training conditions, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
@@ -178,7 +178,7 @@ class NetworkFit(eqx.Module):
     batch_size: int = eqx.field(static=True)
 
     def step(
-        self, draws: ConditionalDraws, state: AdamState, *, key: Key[Array, ""]
+        self, draws: ConditionalDraws, state: AdamState, *, key: RandomKey
     ) -> tuple[AdamState, NetworkFitHealth]:
         """Return the state after one step on a batch of the draws."""
         rows = jr.randint(key, (self.batch_size,), 0, draws.target.shape[0])

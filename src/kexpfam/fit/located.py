@@ -7,8 +7,9 @@ ratio to the base by least squares.
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.located import Located
@@ -65,7 +66,7 @@ def located(problem: Problem) -> Located:
     return Located(span, weights, mean - middle @ weights, np.sqrt(variance), shape)
 
 
-def log_ratio(problem: Problem, law: Located, *, key: Key[Array, ""]) -> Float[np.ndarray, " r"]:
+def log_ratio(problem: Problem, law: Located, *, key: RandomKey) -> Float[np.ndarray, " r"]:
     r"""Return the weights of f nearest to the log ratio of the law's narrow part and the base.
 
     They minimise :math:`E_x Var_y[f - \log law / p_0] + \eta |f|^2` over draws around the location: the

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 from scipy.spatial import cKDTree
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.fit.bases import MOST_CENTRES, kernel_density_scores
 from kexpfam.fit.folds import Folds, left_out_rows
@@ -183,7 +183,7 @@ def nearest_other(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(places[:, 0] == rows, places[:, 1], places[:, 0])
 
 
-def cross_validated(fit: KernelFit, targets: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray | None:
+def cross_validated(fit: KernelFit, targets: np.ndarray, *, key: RandomKey) -> np.ndarray | None:
     """Return the log density of each row in model units under fits of the same settings without its fold.
 
     ``targets`` are all columns of the rows of the problem; f may depend on some of them. Rows beyond a number

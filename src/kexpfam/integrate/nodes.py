@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
 from kexpfam.settings import SettingsRecord, above, at_least, between
 
@@ -167,7 +167,7 @@ def _built(request: _GridRequest) -> Nodes:
 
 
 def importance_nodes(
-    base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+    base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: RandomKey
 ) -> Nodes:
     """Return draws from the equal mixture of base and proposal; no weight exceeds ``2 / count``."""
     base_key, proposal_key = jr.split(key)
@@ -203,7 +203,7 @@ def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)
 
 
-def seed_from(key: Key[Array, ""]) -> int:
+def seed_from(key: RandomKey) -> int:
     """Return a seed for NumPy and scikit-learn that is derived from a JAX key."""
     first, *_, last = np.asarray(jr.key_data(key)).tolist()
     return (first ^ last) % (2**31 - 1)

@@ -13,8 +13,9 @@ from typing import Any
 import equinox as eqx
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, inside_central
@@ -86,7 +87,7 @@ class Conformal(eqx.Module):
         return float(self.ranks[k - 1])
 
     def coverage(
-        self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
+        self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: RandomKey
     ) -> dict[float, float]:
         """Return the share of targets inside repaired intervals, or regions of several targets."""
         ranks, levels = np.zeros(len(targets)), None if self.levels is None else density.cdf(targets, X)
@@ -118,7 +119,7 @@ class Conformal(eqx.Module):
 
 
 def conformalise(
-    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, folds: int = 10, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, folds: int = 10, key: RandomKey
 ) -> Conformal:
     """Return the repair of a conditional density by rows that it was not fitted to.
 

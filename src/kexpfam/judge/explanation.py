@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
 from kexpfam.data.encoding import TableSchema
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.partial import completed
 
@@ -41,7 +42,7 @@ def explain_cells(
     *,
     coverage: float,
     draws: int,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Cells:
     """Return the surprise of each cell, given the other cells of its row, and its usual value.
 

@@ -9,10 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from kexpfam.data.kinds import AbstractKind
-from kexpfam.data.sample import AnyArray, PlainModule
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
 from kexpfam.jax_settings import double_precision
 from kexpfam.stacklevel import caller_level
 
@@ -368,7 +368,7 @@ class AbstractDensity(PlainModule):
         rows = (point,) if x is None else (point, jnp.asarray(x))
         return _in_double(_copied(self), jnp.result_type(point.dtype, jnp.float32))(*rows)
 
-    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: RandomKey) -> Float[Array, " d"]:
         """Return one draw as a pure function of its key, for jit and vmap of JAX, in JAX's precision."""
         raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
 
@@ -377,7 +377,7 @@ class AbstractDensity(PlainModule):
         return positive(self)
 
     @abc.abstractmethod
-    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: RandomKey) -> np.ndarray:
         """Return draws: (count, dimensions), or under conditions (rows, count, dimensions)."""
 
     @abc.abstractmethod
@@ -389,7 +389,7 @@ class AbstractDensity(PlainModule):
         """Return the distribution of the single target under each condition, or of the only one."""
 
     def mean(
-        self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
+        self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: RandomKey | None = None
     ) -> np.ndarray:
         """Return the mean under each condition, (rows, dimensions).
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 
 __all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Layer", "Network", "Residual"]
 
@@ -44,7 +44,7 @@ class Layer(eqx.Module):
     bias: Float[Array, " b"]
 
     @classmethod
-    def draw(cls, inputs: int, outputs: int, *, key: Key[Array, ""]) -> "Layer":
+    def draw(cls, inputs: int, outputs: int, *, key: RandomKey) -> "Layer":
         """Return a layer with everything uniform between -1 and 1 over the root of the number of inputs."""
         weight_key, bias_key = jr.split(key)
         limit = 1.0 / np.sqrt(max(inputs, 1))
@@ -52,7 +52,7 @@ class Layer(eqx.Module):
         return cls(uniform(weight_key, inputs, outputs), uniform(bias_key, outputs))
 
     @classmethod
-    def of_frequencies(cls, frequencies: Float[AnyArray, "b a"], *, key: Key[Array, ""]) -> "Layer":
+    def of_frequencies(cls, frequencies: Float[AnyArray, "b a"], *, key: RandomKey) -> "Layer":
         """Return a layer whose cosines are waves of these frequencies, with random phases."""
         phases = jr.uniform(key, (frequencies.shape[0],), jnp.float32, 0.0, 2.0 * np.pi)
         return cls(jnp.asarray(frequencies, jnp.float32).T, phases)
@@ -84,7 +84,7 @@ class Network(eqx.Module):
         zero_initialised: bool,
         activation: str = "silu",
         waves: Layer | None = None,
-        key: Key[Array, ""],
+        key: RandomKey,
     ) -> "Network":
         """Return a random network; a zero-initialised one has output 0 everywhere."""
         widths = [
@@ -124,7 +124,7 @@ class Residual(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Residual":
+    def draw(cls, dim: int, condition_dim: int, *, key: RandomKey, **shape: Any) -> "Residual":
         """Return the identity; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
@@ -140,9 +140,7 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(
-        cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any
-    ) -> "Free":
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: RandomKey, **shape: Any) -> "Free":
         """Return a random map; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import ChainDraws, ChainSampler
 from kexpfam.model.density import Estimate, TiltedDensity
@@ -94,7 +94,7 @@ class Completions(NamedTuple):
         return np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
 
 
-def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
+def completed(density: Any, values: np.ndarray, count: int, *, key: RandomKey) -> Completions:
     """Return about ``count`` completions of every row, independent of other rows; NaN marks unknown cells."""
     parts = list(_completed_blocks(density, values, count, key, shared=False))
     whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
@@ -102,7 +102,7 @@ def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, "
 
 
 def _completed_blocks(
-    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], *, shared: bool
+    density: Any, values: np.ndarray, count: int, key: RandomKey, *, shared: bool
 ) -> Iterator[Completions]:
     """Yield the completions of blocks of rows; with ``shared`` random numbers equal rows have equal ones."""
     rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
@@ -111,7 +111,7 @@ def _completed_blocks(
         yield _completed(density, values[i : i + rows], count, own, shared)
 
 
-def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+def log_evidence(density: Any, values: np.ndarray, count: int, *, key: RandomKey) -> np.ndarray:
     """Return the log density of the known part of each row, by about ``count`` completions.
 
     Rows with few effective draws are completed more often; warn if some still have few. One block of
@@ -155,16 +155,12 @@ def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
 
 
 @singledispatch
-def _completed(
-    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _completed(density: Any, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     raise TypeError(f"a {type(density).__name__} has no conditionals.")
 
 
 @_completed.register
-def _(
-    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _(density: ChainDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return equally many completions by every member; columns that a member has first are exact.
 
     Scores, whose levels are shared, need the weights alone: no row is completed for them."""
@@ -177,7 +173,7 @@ def _(
 
 
 def _by_members(
-    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]
+    density: ChainDensity, values: np.ndarray, count: int, key: RandomKey
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return completions by every member in data units, and their log weights in model units."""
     each, dim = -(-count // len(density)), values.shape[1]
@@ -197,7 +193,7 @@ def _by_members(
 
 
 @_completed.register
-def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
+def _(density: LawDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return draws of the conditional law; every weight is the density of the known part.
 
     Scores, whose random numbers are shared, need the weights alone: no row is drawn for them."""
@@ -211,17 +207,13 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], 
 
 
 @_completed.register
-def _(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return the cells of a grid, or completions by the base, weighted by the tilt."""
     found = _on_grid(density, values, count, key)
     return _by_base(density, values, count, key, shared) if found is None else found
 
 
-def _on_grid(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]
-) -> Completions | None:
+def _on_grid(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey) -> Completions | None:
     """Return the cells of the unknown columns of each row, or None if there is no grid or too many cells.
 
     Rows without a known cell have draws of the density instead."""
@@ -269,7 +261,7 @@ def _cells(axes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_base(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+    density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool
 ) -> Completions:
     """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
@@ -285,7 +277,7 @@ def _by_base(
 
 
 @_completed.register
-def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
+def _(density: Stack, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return the completions of all parts, weighted by the weights of the parts."""
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
@@ -305,7 +297,7 @@ def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""], share
     return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
 
 
-def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> np.ndarray:
+def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: RandomKey, shared: bool) -> np.ndarray:
     """Return completions by the conditionals of a law, (n, count, d)."""
     rows = np.zeros((len(z), count, z.shape[1]))
     for own, dims in patterns(z):

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, ArrayLike, Float, Int, Key, ScalarLike
+from jaxtyping import Array, ArrayLike, Float, Int, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.dde import SaddleSolver, saddle_problem
 from kexpfam.fit.loop import Run, run, scan, stepped
 from kexpfam.fit.problem import Problem, Solution, Watchers
@@ -177,9 +177,7 @@ class FunctionalAscent(SettingsRecord):
         rates: Any = {"rate": 0.03, "nu_speed": 30.0, "transport_rate": 0.1, "horizon": 10_000.0}
         return cls(**rates, batch_size=32, ascents=2)
 
-    def init(
-        self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: Key[Array, ""]
-    ) -> FunctionalState:
+    def init(self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: RandomKey) -> FunctionalState:
         """Return the start: the given f and nu, and the identity transport."""
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         transport = Residual.draw(dim, condition_dim, width=self.width, depth=self.depth, key=key)
@@ -190,7 +188,7 @@ class FunctionalAscent(SettingsRecord):
         return state.point
 
     def step(
-        self, problem: SaddleProblem, state: FunctionalState, *, key: Key[Array, ""]
+        self, problem: SaddleProblem, state: FunctionalState, *, key: RandomKey
     ) -> tuple[FunctionalState, FunctionalHealth]:
         """Return the state after ``ascents`` steps of f and nu and one step of the transport."""
         draw = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
@@ -252,7 +250,7 @@ class FunctionalSolver(SaddleSolver):
         return self.ascent or (FunctionalAscent() if self.warm_start else FunctionalAscent.cold())
 
     def players(
-        self, posed: SaddleProblem, f: Any, nu: Any, *keys: Key[Array, ""], **watchers: Unpack[Watchers]
+        self, posed: SaddleProblem, f: Any, nu: Any, *keys: RandomKey, **watchers: Unpack[Watchers]
     ) -> tuple[SaddlePoint, Run]:
         """Return the players at the end of all steps from f and nu, and the run."""
         ascent, (init_key, run_key) = self.used_ascent, keys
@@ -289,7 +287,7 @@ class FunctionalGradient(FunctionalSolver):
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
         span = kernel_span(problem)
@@ -322,7 +320,7 @@ class RandomFeatureGradient(FunctionalSolver):
 
     default_steps: ClassVar[tuple[int, int]] = (3000, 50)
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""
         features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
         span = spectral_features(problem, self.count, key=features_key)
@@ -333,7 +331,7 @@ class RandomFeatureGradient(FunctionalSolver):
         return self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
 
 
-def spectral_features(problem: Problem, count: int, *, key: Key[Array, ""]) -> RandomFeatures:
+def spectral_features(problem: Problem, count: int, *, key: RandomKey) -> RandomFeatures:
     """Return ``2 * count`` random features of the problem's kernel."""
     kernel = kernel_span(problem).kernel
     if not isinstance(kernel, AbstractStationary):

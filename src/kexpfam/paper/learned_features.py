@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import Optimum, best_sampler, continuation, likelihood
 from kexpfam.fit.distil import Distillation
@@ -79,7 +79,7 @@ class Learning(SettingsRecord):
     stages: int = at_least(1, 8, static=True)
 
     def step(
-        self, evidence: Evidence, state: AdamState, *, key: Key[Array, ""]
+        self, evidence: Evidence, state: AdamState, *, key: RandomKey
     ) -> tuple[AdamState, LearningHealth]:
         """Return the state after one step on a batch."""
         row_key, node_key = jr.split(key)
@@ -105,7 +105,7 @@ def learn(
     learning: Learning,
     *,
     steps: int,
-    key: Key[Array, ""],
+    key: RandomKey,
     report: Listener | None,
 ) -> tuple[Run, float]:
     """Return the run with the best score on held-out rows, and the gain of its features there (nats).
@@ -170,10 +170,10 @@ class LearnedFeatures(Solver):
     records: ClassVar[tuple[str, ...]] = LearningHealth._fields
 
     @abc.abstractmethod
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return the features before the first step."""
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return the convex optimum in the space of the learned features, and a sampler."""
         draw_key, solve_key = jr.split(key)
         learn_key, nodes_key, check_key, sampler_key = jr.split(solve_key, 4)
@@ -208,7 +208,7 @@ class AdaptedFeatures(LearnedFeatures):
 
     count: int = at_least(1, 64)
 
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return random features of the problem's kernel."""
         return spectral_features(problem, self.count, key=key)
 
@@ -231,7 +231,7 @@ class DeepNetwork(LearnedFeatures):
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
 
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return the last hidden layer of a random network."""
         dim, shape = problem.sample.target.shape[1], {"width": self.width, "depth": self.depth}
         return NetworkSpan.draw(dim, **shape, activation=self.activation, key=key)
