@@ -10,8 +10,6 @@ from kexpfam.model.kernels import KERNELS
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
 from kexpfam.settings import SettingsRecord, at_least
 
-__all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centres"]
-
 # Centres of a one-dimensional target: this far apart (length scales) and beyond the data (standard
 # deviations).
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100

@@ -32,8 +32,6 @@ from kexpfam.model.measures import AbstractMeasure, Box
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["KernelCandidate", "KernelFit", "UnresolvedFitWarning", "on_host"]
-
 # Penalties of the selection differ from those of the fit by rounding.
 ROUNDING = 1.01
 

@@ -15,8 +15,6 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.located import Located
 from kexpfam.model.measures import Box, Mixture
 
-__all__ = ["located", "log_ratio", "narrow_law"]
-
 # Ridges relative to the largest eigenvalue. A row with a larger leverage has no meaningful left-out residual.
 RIDGES, MOST_LEVERAGE = 10.0 ** np.arange(-12.0, 4.0), 0.95
 # The share and the relative width of the wide part of the law.

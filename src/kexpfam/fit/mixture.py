@@ -17,15 +17,6 @@ from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
 from kexpfam.progress import Listener, Report
 
-__all__ = [
-    "MixtureCandidate",
-    "MixtureShape",
-    "best_mixture",
-    "best_shape",
-    "fit_mixture",
-    "mixture_held_out",
-]
-
 # Numbers of components that are tried, and the rows that each component needs.
 COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32, 64), 5
 EM_STEPS = 60

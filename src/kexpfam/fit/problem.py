@@ -19,8 +19,6 @@ from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
 from kexpfam.settings import SettingsRecord
 
-__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "Watchers", "solver_from"]
-
 
 class Problem(eqx.Module):
     """The sample, the base measure, the space of f and the penalty ``eta / 2 |f|^2``.

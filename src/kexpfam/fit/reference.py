@@ -26,8 +26,6 @@ from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["Comparison", "FallbackWarning", "cross_validated", "nearest_other", "or_normal", "plain_scores"]
-
 # Rows that a kernel density estimate is scored on.
 MOST_SCORED = 1000
 # The largest loss (nats) of a default fit against a normal, and the fewest held-out rows that show it.

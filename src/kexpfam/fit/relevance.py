@@ -7,8 +7,6 @@ from threadpoolctl import threadpool_limits
 from kexpfam.data.weights import part_of
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = ["relevant_dimensions"]
-
 # A dimension matters if permuting it costs a classifier of data against base this much (nats), and 3 standard
 # errors.
 RELEVANCE_FLOOR = 0.01

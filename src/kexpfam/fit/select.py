@@ -47,18 +47,6 @@ from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
 from kexpfam.settings import SettingsRecord, check_at_least, check_positive, shown
 
-__all__ = [
-    "Context",
-    "Kernel",
-    "KernelSettings",
-    "Scaled",
-    "Search",
-    "Selection",
-    "Trial",
-    "reduced",
-    "search",
-]
-
 # Up to this many dimensions f depends on all of them, and the base is a Gaussian.
 FEW_DIMS = 3
 # Penalties on the way to that of a single length scale, so that Newton's method starts near its optimum.

@@ -21,8 +21,6 @@ from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.progress import Listener, TimeBudget
 
-__all__ = ["Candidate", "Fitted", "Keys", "Splits", "Task"]
-
 
 class Splits(NamedTuple):
     """Row indices of disjoint held-out parts, shape (parts, rows per part); some rows may be in no part."""

@@ -11,8 +11,6 @@ from jaxtyping import Float
 from scipy.stats import mannwhitneyu
 from sklearn.neighbors import NearestNeighbors
 
-__all__ = ["Copying", "measure_copying"]
-
 # Draws that are nearer to a training row than this share of the held-out rows are called close.
 CLOSE = 0.05
 

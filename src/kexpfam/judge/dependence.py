@@ -20,8 +20,6 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
 from kexpfam.model.partial import FewDrawsWarning, completed, log_evidence
 
-__all__ = ["Independence", "independence_test", "mutual_information"]
-
 
 class Independence(NamedTuple):
     """The p-value of a randomisation test, the mean log density of the rows, and that of each copy."""

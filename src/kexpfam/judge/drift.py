@@ -16,8 +16,6 @@ from jaxtyping import Float
 
 from kexpfam.model.measures import logsumexp
 
-__all__ = ["Martingales"]
-
 # Bets 1 + a (2 u - 1) + b (6 u^2 - 6 u + 1): no bet, on location, on spread.
 BETS = np.array(
     [(0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.95, 0.0), (-0.95, 0.0), (0.0, 0.9), (0.0, -0.9), (0.0, 1.8)]

@@ -19,8 +19,6 @@ from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.partial import completed
 
-__all__ = ["SCORED_DRAWS", "Cells", "explain_cells", "explain_target"]
-
 # Draws of a cell that the mean log density is taken over.
 SCORED_DRAWS = 32
 

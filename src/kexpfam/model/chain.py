@@ -23,17 +23,6 @@ from kexpfam.data.scaling import InputEncoding, Scaling
 from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily
 from kexpfam.model.networks import silu
 
-__all__ = [
-    "AtomLaw",
-    "Chain",
-    "ChainDraws",
-    "ChainSampler",
-    "Layout",
-    "keep_all",
-    "piecewise",
-    "piecewise_knots",
-]
-
 # Inputs with fewer distinct knots have no piecewise-linear encoding.
 FEWEST_KNOTS = 4
 

@@ -16,21 +16,6 @@ from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
 from kexpfam.jax_settings import double_precision
 from kexpfam.stacklevel import caller_level
 
-__all__ = [
-    "FAR",
-    "MEAN_DRAWS",
-    "AbstractDensity",
-    "AbstractDistributions",
-    "Distributions",
-    "MomentWarning",
-    "mean_of_draws",
-    "narrowed",
-    "pooled_moments",
-    "positive",
-    "scores",
-    "supported_mean",
-]
-
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
 # The outer mass on either side that must not decide a moment: of a law, and of draws.

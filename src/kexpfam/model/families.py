@@ -30,25 +30,6 @@ from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import Scaling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 
-__all__ = [
-    "BUMPS",
-    "FAMILIES",
-    "HEAD",
-    "OTHERS",
-    "AbstractFamily",
-    "AbstractTilted",
-    "Circle",
-    "ConditionalParams",
-    "Labels",
-    "Lattice",
-    "PiecewiseLaw",
-    "RealLine",
-    "ResidualCells",
-    "features",
-    "log_base",
-    "residual_cells",
-]
-
 # Gaussian bumps of the tilt by default, from -REACH to REACH; their length scale is OVERLAP times their
 # distance. RIDGE is added to their Gram matrix.
 BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4

@@ -15,8 +15,6 @@ from kexpfam.model.measures import AbstractMeasure, ConditionalMeasure, Mixture
 from kexpfam.model.networks import AbstractTransport, Layer, Network
 from kexpfam.model.spaces import AbstractSpan
 
-__all__ = ["Defensive", "InUnits", "Located", "TransportInUnits"]
-
 
 class Located(ConditionalMeasure):
     """``location(x) + scale * noise``, noise of law ``shape``; the location is a constant plus a function in

@@ -17,8 +17,6 @@ from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, RandomKey
 
-__all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Layer", "Network", "Residual"]
-
 
 # Functions with a name of their own, so that models can be stored and pickled.
 def silu(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:

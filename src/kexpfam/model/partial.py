@@ -27,8 +27,6 @@ from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_leve
 from kexpfam.model.measures import AbstractMeasure, logsumexp, mesh
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["Completions", "FewDrawsWarning", "completed", "log_evidence", "patterns", "warn_of_few_draws"]
-
 # Completed cells in memory at a time.
 CHUNK_NUMBERS = 1_000_000
 # A mean over fewer effective draws has an error that its own variance does not show.

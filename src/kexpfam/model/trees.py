@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.measures import in_blocks
 
-__all__ = ["Trees"]
-
 
 class Trees(eqx.Module):
     """Sums of binary trees, one sum per output.
