@@ -17,6 +17,9 @@ from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, RandomKey
 
+Noise = Float[AnyArray, "b k"]
+Conditions = Float[AnyArray, "b p"]
+
 
 # Functions with a name of their own, so that models can be stored and pickled.
 def silu(x: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
@@ -96,7 +99,7 @@ class Network(eqx.Module):
             layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
         return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar", waves)
 
-    def __call__(self, x: Float[AnyArray, "b a"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b ..."]:
+    def __call__(self, x: Float[AnyArray, "b a"], condition: Conditions) -> Float[Array, "b ..."]:
         rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
         if self.waves is not None:
             rows = jnp.concatenate([rows, jnp.cos(self.waves(rows))], 1)
@@ -110,9 +113,7 @@ class AbstractTransport(eqx.Module):
     """A map from noise to points, applied to a batch."""
 
     @abc.abstractmethod
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         """Return the point that each row of noise is carried to."""
 
 
@@ -126,9 +127,7 @@ class Residual(AbstractTransport):
         """Return the identity; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return noise + self.network(noise, condition)
 
 
@@ -142,18 +141,14 @@ class Free(AbstractTransport):
         """Return a random map; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return self.network(noise, condition)
 
 
 class Identity(AbstractTransport):
     """Noise as it is: the sampler is its reference measure."""
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return noise
 
 
@@ -163,7 +158,5 @@ class Given(AbstractTransport):
     transport: AbstractTransport
     condition: Float[AnyArray, " p"]
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))

@@ -22,14 +22,13 @@ from jaxtyping import Array, Float
 from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
 from kexpfam.model.measures import Nodes, in_chunks
-from kexpfam.model.networks import ACTIVATIONS
+from kexpfam.model.networks import ACTIVATIONS, Conditions
 
 # Eigenvalues below this share of the largest one are rounding errors in float64.
 EIGENVALUE_FLOOR = 1e-10
 
 Weights = Float[AnyArray, " r"]
 Rows = Float[AnyArray, "b d"]
-Conditions = Float[AnyArray, "b p"]
 Values = Float[AnyArray, " b"]
 Scalar = float | Float[AnyArray, ""]
 
