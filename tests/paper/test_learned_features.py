@@ -180,7 +180,7 @@ def test_the_held_out_score_is_the_mean_log_ratio_to_the_base():
     [
         (lambda: AdaptedFeatures(count=0), "count must be at least 1"),
         (lambda: DeepNetwork(depth=0), "depth must be at least 1"),
-        (lambda: DeepNetwork(activation="step"), "silu, relu, got 'step'"),
+        (lambda: DeepNetwork(activation="step"), "unknown activation 'step'.*silu, relu"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):

@@ -190,8 +190,7 @@ class Estimator(BaseEstimator, abc.ABC):
         ``sklearn.set_config(transform_output=...)`` sets it for all estimators without a choice of their own.
         """
         if transform is not None:
-            if transform not in OUTPUTS:
-                raise ValueError(f"unknown output {transform!r}: choose one of {', '.join(OUTPUTS)}.")
+            one_of("output", transform, OUTPUTS)
             self._sklearn_output_config = {"transform": transform}  # clone() copies this attribute
         return self
 

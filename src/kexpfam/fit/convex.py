@@ -22,7 +22,7 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, LARGE_ERROR, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
-from kexpfam.settings import at_least
+from kexpfam.settings import at_least, one_of
 
 # Nodes with less than this share of the largest probability are left out of a Hessian: rounding is larger.
 NEGLIGIBLE = 1e-8
@@ -314,8 +314,7 @@ class Convex(Solver):
     supports_conditions: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        if self.integral not in ("auto", "grid"):
-            raise ValueError(f"integral must be 'auto' or 'grid', got {self.integral!r}.")
+        one_of("integral", self.integral, ("auto", "grid"))
 
     @property
     def grid_only(self) -> bool:

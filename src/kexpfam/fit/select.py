@@ -45,7 +45,7 @@ from kexpfam.integrate.partition import METHODS
 from kexpfam.model.kernels import KERNELS, median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
-from kexpfam.settings import SettingsRecord, check_at_least, check_positive, shown
+from kexpfam.settings import SettingsRecord, check_at_least, check_positive, one_of, shown
 
 # Up to this many dimensions f depends on all of them, and the base is a Gaussian.
 FEW_DIMS = 3
@@ -60,6 +60,10 @@ CELLS_PER_SCALE, CHECKED = 2.0, 1.3
 # The largest loss (nats) of a kernel with kinks against the Gaussian kernel, and of a search against a kernel
 # density estimate; the second start is so many steps of the lattice below the first.
 WORST_LOSS, SHORTER = 0.1, 4
+# Features below this share of the strongest are left out of a product space.
+PRODUCT_FLOOR = 1e-8
+# Length scales and penalties beyond this and its inverse have squares beyond double precision.
+SMALLEST_SCALE = 1e-100
 
 
 class Search(SettingsRecord):
@@ -182,11 +186,11 @@ class Kernel(SettingsRecord):
     integration: Integration = Integration()
 
     def __check_init__(self) -> None:
-        _check_name("kernel", self.name, KERNELS)
-        _check_name("space", self.space, SPACES)
-        _check_name("normaliser", self.normaliser, METHODS)
+        one_of("kernel", self.name, KERNELS)
+        one_of("space", self.space, SPACES)
+        one_of("normaliser", self.normaliser, METHODS)
         if isinstance(self.base, str):
-            _check_name("base", self.base, BASES)
+            one_of("base", self.base, BASES)
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
             raise TypeError(
                 f"base must be one of {', '.join(BASES)}, a measure or None; got {shown(self.base)}."
@@ -223,19 +227,6 @@ class Kernel(SettingsRecord):
         if self.space == "full":
             return Features(centres=np.iinfo(np.int32).max)
         return Features() if self.n_centres is None else Features(centres=self.n_centres)
-
-
-# Features below this share of the strongest are left out of a product space.
-PRODUCT_FLOOR = 1e-8
-
-
-# Length scales and penalties beyond this and its inverse have squares beyond double precision.
-SMALLEST_SCALE = 1e-100
-
-
-def _check_name(what: str, value: Any, known: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"unknown {what} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def _check_scale(name: str, value: Any, *, most_axes: int) -> None:

@@ -11,6 +11,7 @@ from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, u
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
 from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.settings import one_of
 
 METHODS = ("auto", "quadrature", "importance", "smc")
 # From this shape of the tail of the weights on, the error of their mean is not known (Vehtari et al., 2024).
@@ -43,8 +44,7 @@ def log_partition(
     The method "auto" takes the first trustworthy estimate of a grid, importance draws and SMC.
     """
     settings = settings or Integration()
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r} for the normaliser: choose one of {', '.join(METHODS)}.")
+    one_of("normaliser", method, METHODS)
     grid = uses_grid(data.shape[1], conditional=False, settings=settings)
     if method == "quadrature" and not grid:
         most = len(settings.cells)

@@ -31,7 +31,7 @@ from kexpfam.model.networks import ACTIVATIONS
 from kexpfam.model.spaces import AbstractSpan, Constant, FeatureSpace, NetworkSpan
 from kexpfam.paper.functional import spectral_features
 from kexpfam.progress import Listener
-from kexpfam.settings import SettingsRecord, at_least
+from kexpfam.settings import SettingsRecord, at_least, one_of
 
 NO_CONDITION = np.zeros((1, 0))
 
@@ -228,8 +228,7 @@ class DeepNetwork(LearnedFeatures):
     activation: str = "silu"
 
     def __check_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
+        one_of("activation", self.activation, ACTIVATIONS)
 
     def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return the last hidden layer of a random network."""
