@@ -28,6 +28,9 @@ from kexpfam.settings import at_least, one_of
 NEGLIGIBLE = 1e-8
 # Numbers in the largest array of a Hessian's assembly: about 100 MB.
 BLOCK_NUMBERS = 12_000_000
+# Falling penalties on the way to a small one: the first, at which two Newton steps are enough, the factor to
+# the next, and the squared decrement at which Newton's method goes on to the next.
+FIRST_PENALTY, PENALTY_FACTOR, ROUGH_TOLERANCE = 1e-2, 0.1, 1e-2
 
 
 class Likelihood(NamedTuple):
@@ -223,25 +226,12 @@ def _places(size: int) -> np.ndarray:
     return np.maximum(places, places.T)
 
 
-def continuation(
-    problem: Likelihood,
-    penalty: float,
-    *,
-    start: np.ndarray | None = None,
-    first_penalty: float = 1e-2,
-    factor: float = 0.1,
-    tolerance: float = 1e-2,
-) -> Optimum:
-    """Return the optimum at ``penalty``, from ``start`` if given, else along falling penalties from f = 0.
-
-    At ``first_penalty`` two Newton steps solve the problem; each next penalty is ``factor`` times the last.
-    """
-    if start is not None:
-        return maximise(problem, penalty, start)
-    weights, stage = np.zeros(problem.mean_feature.size), first_penalty
+def continuation(problem: Likelihood, penalty: float) -> Optimum:
+    """Return the optimum at ``penalty``, along falling penalties from f = 0."""
+    weights, stage = np.zeros(problem.mean_feature.size), FIRST_PENALTY
     while stage > penalty:
-        weights = maximise(problem, stage, weights, tolerance=tolerance).weights
-        stage *= factor
+        weights = maximise(problem, stage, weights, tolerance=ROUGH_TOLERANCE).weights
+        stage *= PENALTY_FACTOR
     return maximise(problem, penalty, weights)
 
 
@@ -280,10 +270,11 @@ def polish(
     Newton's method starts at weights that are ``near``; otherwise it follows falling penalties.
     """
     posed, start = likelihood(problem, nodes), np.asarray(weights)
-    optimum = continuation(posed, problem.rkhs_penalty, start=start if near else None)
+    penalty = problem.rkhs_penalty
+    optimum = maximise(posed, penalty, start) if near else continuation(posed, penalty)
     facts = {
         "newton_decrement": optimum.decrement,
-        "polish_gain": optimum.value - maximise(posed, problem.rkhs_penalty, start, most=0).value,
+        "polish_gain": optimum.value - maximise(posed, penalty, start, most=0).value,
         "polish_effective_share": effective_share(posed.exponents(optimum.weights)[0]),
     }
     return optimum.weights, facts

@@ -81,12 +81,10 @@ class Distillation(SettingsRecord):
     batch_size: int = at_least(1, 512)
 
 
-def distil(
-    problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: RandomKey
-) -> AbstractMeasure:
+def distil(problem: Problem, weights: AnyArray, *, settings: Distillation, key: RandomKey) -> AbstractMeasure:
     """Return a distribution close to ``p0 exp(f)``, under each condition if there are any."""
     distilled = _distil_network if problem.conditional else _distil_mixture
-    return distilled(problem, np.asarray(weights), settings or Distillation(), key)
+    return distilled(problem, np.asarray(weights), settings, key)
 
 
 def _distil_mixture(
