@@ -112,7 +112,7 @@ def _linear(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return scores under a linear regression with normal residuals."""
     z, weight = task.sample.target, task.sample.weight
     inputs = np.column_stack([np.ones(len(z)), task.sample.condition])
-    counts = np.ones(len(kept)) if weight is None else weight[kept]
+    counts = task.sample.counts[kept]
     penalty = RIDGE * np.diag([0.0, *np.ones(inputs.shape[1] - 1)])
     gram = (inputs[kept].T * counts) @ inputs[kept] + penalty
     residuals = z - inputs @ np.linalg.lstsq(gram, (inputs[kept].T * counts) @ z[kept])[0]
@@ -131,7 +131,7 @@ def _independent(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return scores under independent columns: frequencies of labels, atoms and gaps, normals elsewhere."""
     values, scaling, total = task.values, task.scaling, np.zeros(len(held))
     z, slopes, atoms = task.sample.target, scaling.log_jacobians(values), scaling.atoms(values)
-    counts = np.ones(len(values)) if task.sample.weight is None else task.sample.weight
+    counts = task.sample.counts
     for column, kind in enumerate(task.kinds):
         cells = values[:, column]
         real = ~np.isnan(cells) & ~atoms[:, column] & ~np.full(len(cells), kind.discrete)

@@ -334,7 +334,7 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
         with threadpool_limits(limits=1, user_api="blas"):
             settings = one.run()
         # The base was fitted to the points that the folds are scored on.
-        data, weight = one.data, one.weight
+        data, weight = one.data, one.training.weight
         several = len(searches) > 1
         gain = optimism(one.kind, data, context.splits, seed=context.seed, weight=weight) if several else 0.0
         ranked.append((one.best.score - gain, gain, settings, one))
@@ -343,6 +343,11 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
     held_out = best.held_out(settings, gain=gain) if context.compared else best.cross_validated()
     trials = [trial for one in searches for trial in one.trials]
     return Selection(settings, best.base(settings, whole=True), best.best, trials, held_out)
+
+
+def _first_sample(scaled: dict[bool, Scaled]) -> Sample:
+    """Return the rows under the first scaling."""
+    return next(iter(scaled.values())).sample
 
 
 def _refuse_poor_kernel(found: "_LatticeSearch", scaled: dict[bool, Scaled], context: Context) -> None:
@@ -364,7 +369,7 @@ def _refuse_poor_kernel(found: "_LatticeSearch", scaled: dict[bool, Scaled], con
 
 def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
     """Return the names of the bases to choose from."""
-    sample, given = next(iter(scaled.values())).sample, context.kernel.base
+    sample, given = _first_sample(scaled), context.kernel.base
     if context.bases is not None or isinstance(given, AbstractMeasure):
         return ["given"]
     if given is not None or sample.conditional or sample.target.shape[1] <= FEW_DIMS:
@@ -375,7 +380,7 @@ def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
 def _coordinates(scaled: dict[bool, Scaled], kind: str, context: Context) -> tuple[int, ...]:
     """Return the coordinates that f depends on, by a classifier of the data against draws of the first
     base."""
-    sample = next(iter(scaled.values())).sample
+    sample = _first_sample(scaled)
     targets = np.asarray(sample.target)
     everything = tuple(range(targets.shape[1]))
     if sample.conditional:
@@ -411,15 +416,15 @@ class _LatticeSearch:
     def __init__(self, kind: str, dims: tuple[int, ...], scaled: dict[bool, Scaled], context: Context):
         self.kind, self.dims, self.whole, self.context = kind, dims, scaled, context
         self.fixed, self.options = context.kernel, context.kernel.search
-        first = next(iter(scaled.values())).sample
-        self.conditional = first.conditional
+        self.training = _first_sample(scaled)
+        self.conditional = self.training.conditional
         most = self.options.conditional_rows if self.conditional else self.options.rows
-        self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(first))[:most])
+        self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(self.training))[:most])
         self.scaled = {
             power: Scaled(part.sample.rows(self.chosen), part.log_jacobian[self.chosen])
             for power, part in scaled.items()
         }
-        self.sample = next(iter(self.scaled.values())).sample
+        self.sample = _first_sample(self.scaled)
         self.trials: list[Trial] = []
         self.row_scores: list[np.ndarray] = []
         self.best_at: dict[tuple, float] = {}
@@ -436,12 +441,7 @@ class _LatticeSearch:
     @property
     def data(self) -> np.ndarray:
         """Return the targets of all training rows under the first scaling."""
-        return np.asarray(next(iter(self.whole.values())).sample.target)
-
-    @property
-    def weight(self) -> np.ndarray | None:
-        """Return the weights of all training rows."""
-        return next(iter(self.whole.values())).sample.weight
+        return np.asarray(self.training.target)
 
     @property
     def settled(self) -> bool:
