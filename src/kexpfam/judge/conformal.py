@@ -7,6 +7,7 @@ distributional conformal prediction). For any number of targets it is the probab
 density than y under x (HPD-split of Izbicki, Shimizu and Stern 2022), estimated from draws.
 """
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -90,9 +91,11 @@ class Conformal(eqx.Module):
         self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: RandomKey
     ) -> dict[float, float]:
         """Return the share of targets inside repaired intervals, or regions of several targets."""
-        ranks, levels = np.zeros(len(targets)), None if self.levels is None else density.cdf(targets, X)
-        if levels is None:
+        levels, ranks = None, np.zeros(len(targets))
+        if self.levels is None:
             ranks = density_ranks(density, X, targets, draws=self.draws, key=key)
+        else:
+            levels = density.cdf(targets, X)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnboundedWarning)
             return {float(c): float(np.mean(_inside(levels, ranks, c, self))) for c in self.coverages}
@@ -139,7 +142,7 @@ def conformalise(
             for out in (parts == part for part in range(folds)):
                 kept, own = (None if levels is None else levels[rows] for rows in (~out, out))
                 after[out, j] = _inside(own, ranks[out], coverage, _repair(kept, ranks[~out], draws))
-    return eqx.tree_at(lambda c: (c.before, c.after), found, (before.mean(0), after.mean(0)))
+    return dataclasses.replace(found, before=before.mean(0), after=after.mean(0))
 
 
 def _repair(levels: np.ndarray | None, ranks: np.ndarray, draws: int) -> Conformal:
