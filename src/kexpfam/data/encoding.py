@@ -200,7 +200,7 @@ class TableSchema(PlainModule):
             if found:
                 message = (
                     f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: "
-                    f"say {kinds} or 'real' with {setting}={{{found[0]!r}: ...}}."
+                    f"choose {kinds} or 'real' with {setting}={{{found[0]!r}: ...}}."
                 )
                 warnings.warn(message, ColumnKindWarning, stacklevel=caller_level())
 

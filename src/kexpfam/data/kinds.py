@@ -250,8 +250,8 @@ class Rounded(AbstractKind):
         if self.offset is None and len(values):
             found = Rounding.of_step(found.size, float(values[0]))
         if not np.all(near := found.holds(values)):
-            wrong = f"column {name} holds {values[~near][0]:.12g}"
-            raise ValueError(f"{wrong}, which is no multiple of {found.size:g} beside {values[0]:.12g}.")
+            wrong = f"column {name} holds {values[0]:.12g} and {values[~near][0]:.12g}"
+            raise ValueError(f"{wrong}, whose difference is no multiple of {found.size:g}.")
         return Rounded(found.size, self.low, self.high, found.offset / found.unit)
 
     def scaling(self, column: np.ndarray, *, inputs: bool, power: bool, weight: np.ndarray | None) -> Scaling:
@@ -471,5 +471,5 @@ def _as_float(cell: Any, name: str) -> float:
         words = "a cell must be a string or a number, and this argument is not"
         raise TypeError(f"column {name}: {words}: {cell!r}.") from None
     except ValueError:
-        words = "which is no number; of kind 'category' it may hold texts"
+        words = "which is not a number: use kind 'category' for texts"
         raise ValueError(f"column {name} holds {cell!r}, {words}.") from None
