@@ -12,7 +12,7 @@ import jax.random as jr
 import numpy as np
 
 from kexpfam.data.sample import RandomKey
-from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
+from kexpfam.model.measures import AbstractMeasure, Nodes, grid_cells, logsumexp
 from kexpfam.settings import SettingsRecord, above, at_least, between
 
 
@@ -158,9 +158,8 @@ class _GridRequest:
 def _built(request: _GridRequest) -> Nodes:
     """Return the grid of a request; a fit asks for each of its few grids several times."""
     edges = tuple(request.edges(index) for index in range(len(request.low)))
-    points = mesh([0.5 * (edge[1:] + edge[:-1]) for edge in edges])
-    log_volumes = np.log(mesh([np.diff(edge) for edge in edges])).sum(1)
-    nodes = Nodes(points, request.base.log_densities(points) + log_volumes, edges)
+    points, widths = grid_cells(edges)
+    nodes = Nodes(points, request.base.log_densities(points) + np.log(widths).sum(1), edges)
     for array in (nodes.points, nodes.log_weights, *edges):
         array.setflags(write=False)
     return nodes

@@ -24,7 +24,7 @@ from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import ChainDraws, ChainSampler
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
-from kexpfam.model.measures import AbstractMeasure, logsumexp, mesh
+from kexpfam.model.measures import AbstractMeasure, grid_cells, logsumexp
 from kexpfam.stacklevel import caller_level
 
 # Completed cells in memory at a time.
@@ -219,7 +219,9 @@ def _on_grid(density: TiltedDensity, values: np.ndarray, count: int, key: Random
         return None
     axes = [_extended(edge) for edge in density.nodes.edges]
     groups, dim = patterns(values), values.shape[1]
-    grids = {known: _cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known}
+    grids = {
+        known: grid_cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known
+    }
     most = max([len(points) for points, _ in grids.values()], default=0)
     if most > MOST_CELLS:
         return None
@@ -249,13 +251,6 @@ def _extended(edge: np.ndarray) -> np.ndarray:
     """Return the borders of cells that reach half a range further on both sides."""
     outer = np.linspace(0.0, 0.5 * (edge[-1] - edge[0]), OUTER_CELLS + 1)[1:]
     return np.concatenate([edge[0] - outer[::-1], edge, edge[-1] + outer])
-
-
-def _cells(axes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return midpoints and widths of the cells between these borders, (m, d); one cell if there are none."""
-    if not axes:
-        return np.zeros((1, 0)), np.zeros((1, 0))
-    return mesh([0.5 * (edge[1:] + edge[:-1]) for edge in axes]), mesh([np.diff(edge) for edge in axes])
 
 
 def _by_base(
