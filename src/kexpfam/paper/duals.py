@@ -276,8 +276,7 @@ def _left_out_scores(points: Float[AnyArray, "n d"], bandwidths: Float[AnyArray,
 
 
 def _gaussian(data: np.ndarray, tilt: Tilt, key: RandomKey) -> MixtureDual:
-    normal = Gaussian.fitted(data)
-    return MixtureDual.of(Mixture.of(np.zeros(1), normal.mean[None], normal.cholesky[None]))
+    return MixtureDual.of(Gaussian.fitted(data).as_mixture())
 
 
 def _mixture(
