@@ -31,6 +31,7 @@ from kexpfam.fit.saddle import (
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.jax_settings import double
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
+from kexpfam.model.measures import NUMBERS_PER_CHUNK, in_chunks
 from kexpfam.model.networks import Residual
 from kexpfam.model.spaces import (
     AbstractFunctionSpace,
@@ -41,13 +42,9 @@ from kexpfam.model.spaces import (
     Rows,
     Scalar,
     Values,
-    in_chunks,
     spread_rows,
 )
 from kexpfam.settings import SettingsRecord, at_least
-
-# Kernel values in memory at a time where an expansion is evaluated at many points.
-NUMBERS_PER_CHUNK = 8_000_000
 
 Conditions = Float[AnyArray, "b p"] | None
 
