@@ -15,6 +15,7 @@ from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, whole
 from kexpfam.estimators.density import DensityEstimator
+from kexpfam.estimators.messages import check_share
 from kexpfam.jax_settings import single_precision
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.model.ensemble import LawDensity
@@ -112,8 +113,7 @@ class SplineFlow(DensityEstimator):
         for name in ("interval", "learning_rate"):
             if not 0.0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
-        if not 0.0 < self.validation_share < 1.0:
-            raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share!r}.")
+        check_share("validation_share", self.validation_share)
         check_columns(X, self._names)
         scaling = Scaling.plain(X, weight=self._weight)
         shape = FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots, float(self.interval))
