@@ -34,7 +34,7 @@ def reproduce(
     one_of("experiment", what, ("all", "page", *specs.EXPERIMENTS))
     folder = folder or Path("reproduction-quick" if quick else "reproduction")
     with listening(not quiet and sys.stderr.isatty()) as listener:
-        for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
+        for name in {"all": tuple(specs.EXPERIMENTS), "page": ()}.get(what, (what,)):
             ledger = records.Ledger(folder, name)
             if fresh:
                 ledger.path.unlink(missing_ok=True)
