@@ -244,9 +244,7 @@ class Rounded(AbstractKind):
         values = values[~np.isnan(values)]
         found = self.rounding or Rounding.found(values)
         if found is None:
-            raise ValueError(
-                f"column {name} is not rounded: no step of up to 8 decimal places fits its values."
-            )
+            raise ValueError(f"column {name} is not rounded: no step of up to 8 decimals fits its values.")
         if self.offset is None and len(values):
             found = Rounding.of_step(found.size, float(values[0]))
         if not np.all(near := found.holds(values)):

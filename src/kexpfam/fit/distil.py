@@ -122,9 +122,8 @@ def _distil_network(
     draws = conditional_draws(problem, weights, settings, key=draw_key)
     shape = {"components": settings.network_components, "width": settings.width, "depth": settings.depth}
     with double_precision():
-        start = MixtureNetwork.draw(
-            draws.condition.shape[1], draws.target.astype(float), key=start_key, **shape
-        )
+        targets = draws.target.astype(float)
+        start = MixtureNetwork.draw(draws.condition.shape[1], targets, key=start_key, **shape)
         state = AdamState.start(start)
     fitting = NetworkFit(settings.rate, settings.steps, settings.batch_size)
     options = {"steps": settings.steps, "key": run_key, "chunk": 200, "stage": "sampler"}

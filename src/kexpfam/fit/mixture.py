@@ -47,11 +47,9 @@ class MixtureCandidate(Candidate):
             return "model='mixture' estimates p(x); use 'kernel' or 'chain' for p(y | x)."
         if not task.numeric:
             return "model='mixture' needs real columns without missing values; use 'chain'."
-        return (
-            "a mixture of normals has no bounds; use 'kernel' or 'chain'."
-            if task.support is not None
-            else None
-        )
+        if task.support is not None:
+            return "a mixture of normals has no bounds; use 'kernel' or 'chain'."
+        return None
 
     def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted:
         points, weight, seed = task.sample.target, task.sample.weight, task.keys.seed
@@ -94,13 +92,12 @@ def best_shape(
 
     scores: dict[bool, list[float]] = {False: [], True: []}
     for place, components in enumerate(counts, start=1):
-        rising = [diagonal for diagonal, found in scores.items() if not _falls(found)]
+        rising = [diagonal for diagonal, series in scores.items() if not _falls(series)]
         if components > 1 and components * ROWS_PER_COMPONENT > rows:
             break
-        for diagonal, found in zip(
-            rising, side_by_side(score, [MixtureShape(components, d) for d in rising]), strict=True
-        ):
-            scores[diagonal].append(found)
+        found = side_by_side(score, [MixtureShape(components, diagonal) for diagonal in rising])
+        for diagonal, one in zip(rising, found, strict=True):
+            scores[diagonal].append(one)
         if report is not None:
             report(Report("mixture", place, len(counts), {}))
     diagonal = max(scores, key=lambda diagonal: max(scores[diagonal]))

@@ -192,9 +192,8 @@ class Kernel(SettingsRecord):
         if isinstance(self.base, str):
             one_of("base", self.base, BASES)
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
-            raise TypeError(
-                f"base must be one of {', '.join(BASES)}, a measure or None; got {shown(self.base)}."
-            )
+            names = ", ".join(BASES)
+            raise TypeError(f"base must be one of {names}, a measure or None; got {shown(self.base)}.")
         for name, record in (("search", Search), ("integration", Integration)):
             if not isinstance(getattr(self, name), record):
                 raise TypeError(f"{name} must be a {record.__name__}, got {shown(getattr(self, name))}.")
@@ -415,10 +414,11 @@ class _LatticeSearch:
 
     def __init__(self, kind: str, dims: tuple[int, ...], scaled: dict[bool, Scaled], context: Context):
         self.kind, self.dims, self.whole, self.context = kind, dims, scaled, context
-        self.fixed, self.options = context.kernel, context.kernel.search
+        options = context.kernel.search
+        self.fixed, self.options = context.kernel, options
         self.training = _first_sample(scaled)
         self.conditional = self.training.conditional
-        most = self.options.conditional_rows if self.conditional else self.options.rows
+        most = options.conditional_rows if self.conditional else options.rows
         self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(self.training))[:most])
         self.scaled = {
             power: Scaled(part.sample.rows(self.chosen), part.log_jacobian[self.chosen])
@@ -431,9 +431,7 @@ class _LatticeSearch:
         self.bases: dict[tuple, AbstractMeasure] = {}
         self.centres: dict[bool, Centres] = {}
         self.folds: dict[tuple | None, Folds] = {}
-        self.left_out = left_out_rows(
-            self.sample, self.options.folds, self.options.repeats, seed=context.seed
-        )
+        self.left_out = left_out_rows(self.sample, options.folds, options.repeats, seed=context.seed)
         self.unit = median_distance(self.sample.condition) if self.conditional else 1.0
         self.target_unit = 1.0 if self.conditional else median_distance(self.data[:, self.dims])
         self.axes = self._axes()

@@ -187,9 +187,8 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
     positions = (rng.uniform() + np.arange(count)) / count
     chosen = np.searchsorted(np.cumsum(masses) / masses.sum(), positions)
     chosen = rng.permutation(np.minimum(chosen, len(masses) - 1))
-    return nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
-        -0.5, 0.5, (count, nodes.points.shape[1])
-    )
+    within = rng.uniform(-0.5, 0.5, (count, nodes.points.shape[1]))
+    return nodes.points[chosen] + nodes.widths[chosen] * within
 
 
 def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

@@ -74,10 +74,8 @@ def _single(
     # PIT values alone have little power against a wrong spread; central intervals have none against a shift.
     tests = uniform, intervals = _uniform(pit), _uniform(central)
     sampler = _uniform(sampler_pit).p_value
-    shown = (
-        f"KS p = {uniform.p_value:.3f}; of intervals {intervals.p_value:.3f}; of the sampler {sampler:.3f}"
-    )
-    yield _tested(tests, settings, f"{kind} uniform?", shown)
+    text = f"KS p = {uniform.p_value:.3f}; of intervals {intervals.p_value:.3f}; of the sampler {sampler:.3f}"
+    yield _tested(tests, settings, f"{kind} uniform?", text)
     yield Measurement("sampler_pit_p_value", sampler)
     yield Measurement("region_level", central, text="central intervals")
     yield _coverage({level: np.mean(inside_central(pit, level)) for level in settings.coverages}, "intervals")

@@ -340,9 +340,8 @@ class TiltedDensity(AbstractDensity):
         with double_precision():
             sampler = jax.tree.map(np.asarray, self.sampler.given(condition))
         empty = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
-        return TiltedDensity(
-            self.tilt.given(condition), sampler, self.scaling, empty, estimate, nodes, None, None
-        )
+        tilt = self.tilt.given(condition)
+        return TiltedDensity(tilt, sampler, self.scaling, empty, estimate, nodes, None, None)
 
     def _own(self, z: Rows) -> Float[AnyArray, "n s"]:
         """Return the coordinates that f depends on."""
@@ -357,9 +356,7 @@ class TiltedDensity(AbstractDensity):
 
     def _nodes(self) -> Nodes:
         if self.nodes is None:
-            raise ValueError(
-                "too many target columns for a grid of moments and quantiles; use sample instead."
-            )
+            raise ValueError("y has too many columns for a grid of moments and quantiles; use sample.")
         return self.nodes
 
 
@@ -369,9 +366,8 @@ def _draw_with_density(
 ) -> tuple[Float[Array, "b d"], Float[Array, " b"], Float[Array, " b"]]:
     noise = draw_each(sampler.reference, condition, key=key)
     move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
-    signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(
-        noise, condition
-    )
+    determinant = lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c))
+    signs, log_determinants = jax.vmap(determinant)(noise, condition)
     moved = sampler.base.fold(jax.vmap(move)(noise, condition))
     return moved, log_density_each(sampler.reference, noise, condition) - log_determinants, signs
 

@@ -228,9 +228,8 @@ class MixedDistributions(AbstractDistributions):
             if np.all(high - low <= ROUNDING * (np.abs(low) + np.abs(high))):
                 break
             total = below + above
-            middle = low + np.where(total > 0.0, below / np.where(total > 0.0, total, 1.0), 0.5) * (
-                high - low
-            )
+            share = np.where(total > 0.0, below / np.where(total > 0.0, total, 1.0), 0.5)
+            middle = low + share * (high - low)
             rest = levels - self.cdf(middle)
             exact, up = np.abs(rest) <= ROUNDING, rest >= 0.0
             # The distance of the end that stays twice is halved, so that it moves as well.
@@ -276,9 +275,8 @@ class MixedDistributions(AbstractDistributions):
 
     def _mixed(self, values: np.ndarray) -> np.ndarray:
         """Return the weighted sums over the parts."""
-        return np.einsum(
-            "k,nk...->n...", self.weights, values.reshape(*self.points.shape[:2], *values.shape[1:])
-        )
+        by_part = values.reshape(*self.points.shape[:2], *values.shape[1:])
+        return np.einsum("k,nk...->n...", self.weights, by_part)
 
 
 def pooled_moments(
@@ -469,10 +467,9 @@ def _interpolated(
         (xp.take_along_axis(part, place, axis=1), xp.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
+    wide = right > left
     # At a jump, the level from the right is that after it.
-    share = xp.where(
-        right > left, (at - left) / xp.where(right > left, right - left, 1.0), float(side == "right")
-    )
+    share = xp.where(wide, (at - left) / xp.where(wide, right - left, 1.0), float(side == "right"))
     inner = bottom + xp.clip(share, 0.0, 1.0) * (top - bottom)
     return xp.where(at < low, ordinates[:, :1], xp.where(at > high, ordinates[:, -1:], inner))
 
@@ -512,7 +509,5 @@ def scores(
         near = np.where(far[:, None], scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
         found = np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
     if np.isnan(found).any():
-        raise ValueError(
-            "Input X contains NaN in columns that had all their cells where the model was fitted."
-        )
+        raise ValueError("Input X contains NaN in columns that had no missing values during fit.")
     return found

@@ -618,9 +618,8 @@ class Circle(AbstractFamily):
 
     def law(self, outputs: np.ndarray, cells: int | None) -> PiecewiseLaw:
         levels = self._levels(outputs, cells or self.cells)
-        return PiecewiseLaw(
-            np.broadcast_to(np.linspace(0.0, 2.0 * np.pi, levels.shape[1]), levels.shape), levels
-        )
+        angles = np.linspace(0.0, 2.0 * np.pi, levels.shape[1])
+        return PiecewiseLaw(np.broadcast_to(angles, levels.shape), levels)
 
     def _levels(self, outputs: AnyArray, cells: int) -> AnyArray:
         outputs = outputs.astype(float) if isinstance(outputs, np.ndarray) else outputs

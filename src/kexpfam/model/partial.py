@@ -179,9 +179,8 @@ def _by_members(
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
     def drawn(member: ChainSampler, k: int) -> ChainDraws:
-        return member.sample(
-            np.zeros((len(known), 0)), uniform_levels(streams[k], len(known), dim), known=known
-        )
+        levels = uniform_levels(streams[k], len(known), dim)
+        return member.sample(np.zeros((len(known), 0)), levels, known=known)
 
     found = density.of_members(drawn)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
@@ -275,17 +274,12 @@ def _(density: Stack, values: np.ndarray, count: int, key: RandomKey, shared: bo
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
     # Cells of a grid have no effective draws that could be added to those of the other parts.
-    found = [
-        _by_base(part, values, each, one, shared)
-        if isinstance(part, TiltedDensity)
-        else _completed(part, values, each, one, shared)
-        for part, one in zip(density.parts, keys, strict=True)
-    ]
-    total = sum(one.log_weights.shape[1] for one in found)
-    scale = [
-        np.log(weight * total / one.log_weights.shape[1])
-        for weight, one in zip(density.weights, found, strict=True)
-    ]
+    complete: Any = lambda part: _by_base if isinstance(part, TiltedDensity) else _completed
+    parts = zip(density.parts, keys, strict=True)
+    found = [complete(part)(part, values, each, one, shared) for part, one in parts]
+    counts = [one.log_weights.shape[1] for one in found]
+    shares = zip(density.weights, counts, strict=True)
+    scale = [np.log(weight * sum(counts) / count) for weight, count in shares]
     weights = [one.log_weights + own for one, own in zip(found, scale, strict=True)]
     return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
 

@@ -26,11 +26,9 @@ class Trees(eqx.Module):
 
     def __call__(self, rows: Float[AnyArray, "n a"]) -> Float[AnyArray, "n o"]:
         """Return the outputs of rows."""
-        return (
-            in_blocks(lambda block: _sums(self, block), rows)
-            if isinstance(rows, np.ndarray)
-            else _sums(self, rows)
-        )
+        if isinstance(rows, np.ndarray):
+            return in_blocks(lambda block: _sums(self, block), rows)
+        return _sums(self, rows)
 
 
 @jax.jit

@@ -118,9 +118,8 @@ class SpaceFunction(eqx.Module):
         self, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> "SpaceFunction":
         """Return ``shrinkage`` times this function plus kernels at the targets."""
-        return SpaceFunction(
-            self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients)
-        )
+        f = self.space.stepped(self.f, shrinkage, target, condition, coefficients)
+        return SpaceFunction(self.space, f)
 
 
 def kernel_span(problem: Problem) -> KernelSpan:

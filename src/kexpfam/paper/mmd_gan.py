@@ -188,9 +188,8 @@ class MMDGAN(DualSolver):
             return terms.value - (discrepancy - _own_pairs(problem, players.kernel)), terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
-        move = lambda part, slope, moments, rate: descended(
-            part, slope, moments, decay * rate, dual_optimiser()
-        )
+        adam = dual_optimiser()
+        move = lambda part, slope, moments, rate: descended(part, slope, moments, decay * rate, adam)
         dual, kernel, moments = state.players.dual, state.players.kernel, list(state.moments)
         dual, moments[0] = move(dual, gradient.dual, moments[0], self.rate)
         if self._learns:
