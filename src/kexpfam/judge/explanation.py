@@ -23,7 +23,7 @@ from kexpfam.model.partial import completed
 SCORED_DRAWS = 32
 
 
-class Cells(NamedTuple):
+class ExplainedCells(NamedTuple):
     """The surprise of cells, their usual values, and the ends of an interval, each (rows, columns)."""
 
     surprise: Float[np.ndarray, "n d"]
@@ -41,7 +41,7 @@ def explain_cells(
     coverage: float,
     draws: int,
     key: RandomKey,
-) -> Cells:
+) -> ExplainedCells:
     """Return the surprise of each cell, given the other cells of its row, and its usual value.
 
     ``score`` returns the log density of rows. Cells outside the support count as missing for the others.
@@ -64,7 +64,7 @@ def explain_cells(
         else:
             for part, quantile in zip(others, found.quantile(levels, j).T, strict=True):
                 part[:, j] = quantile
-    return Cells(np.where(outside, np.inf, surprise), *others)
+    return ExplainedCells(np.where(outside, np.inf, surprise), *others)
 
 
 def explain_target(
@@ -73,8 +73,8 @@ def explain_target(
     values: Float[np.ndarray, "n 1"],
     draws: Float[np.ndarray, "n m 1"],
     coverage: float,
-) -> Cells:
+) -> ExplainedCells:
     """Return surprise, usual value and the ends of its interval for a single target."""
     usual = np.stack([score(draws[:, k]) for k in range(draws.shape[1])]).mean(axis=0)
     found = quantile([0.5, 0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
-    return Cells((usual - score(values))[:, None], *(found[:, [k]] for k in range(3)))
+    return ExplainedCells((usual - score(values))[:, None], *(found[:, [k]] for k in range(3)))

@@ -36,7 +36,7 @@ from kexpfam.settings import SettingsRecord, at_least, one_of
 NO_CONDITION = np.zeros((1, 0))
 
 
-class Evidence(NamedTuple):
+class LearningProblem(NamedTuple):
     """Rows of data, weighted points for the partition function, and the penalty."""
 
     data: Float[AnyArray, "n d"]
@@ -79,7 +79,7 @@ class Learning(SettingsRecord):
     stages: int = at_least(1, 8, static=True)
 
     def step(
-        self, evidence: Evidence, state: AdamState, *, key: RandomKey
+        self, evidence: LearningProblem, state: AdamState, *, key: RandomKey
     ) -> tuple[AdamState, LearningHealth]:
         """Return the state after one step on a batch."""
         row_key, node_key = jr.split(key)
@@ -155,7 +155,7 @@ def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: No
     """Return the run of learning steps that starts at the span's convex optimum."""
     weights = jnp.asarray(_optimum(within(problem, span), draws).weights)
     sample, penalty = problem.sample, jnp.asarray(problem.rkhs_penalty)
-    evidence = Evidence(sample.target, draws.points, draws.log_weights, penalty, sample.weight)
+    evidence = LearningProblem(sample.target, draws.points, draws.log_weights, penalty, sample.weight)
     state = AdamState.start(Linear(span, weights))
     return run(evidence, learning, state, stage="features", **options)
 
