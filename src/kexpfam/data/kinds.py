@@ -211,9 +211,9 @@ class Integer(AbstractInterval):
 class Rounded(AbstractKind):
     """Numbers rounded to multiples of ``step`` from ``low`` to ``high``; ``None`` leaves a side open.
 
-    The law is that of a real number of which the interval within half a step is seen. The density is the
-    probability of the interval over its length, so that it compares with that of real numbers. The step, if
-    it is None, and the ``offset`` of all numbers are taken from the data.
+    A value stands for a real number within half a step of it. The density is the probability of this
+    interval over its length, so that it is comparable with densities of real numbers. The step, if it is
+    None, and the ``offset`` of all numbers are taken from the data.
     """
 
     step: float | None = eqx.field(static=True, default=None)

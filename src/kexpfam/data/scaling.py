@@ -338,9 +338,11 @@ def _inverse_yeo_johnson(w: AnyArray, powers: AnyArray) -> AnyArray:
 def heavy_tailed_columns(
     values: np.ndarray, weight: np.ndarray | None = None, *, gain: float = SMALL_GAIN
 ) -> np.ndarray:
-    """Return a mask of the columns with a value further from the median than any light tail would put it, and
-    of those with a long tail that are closer to normal on the scale of arcsinh; around the median, closer by
-    ``gain``."""
+    """Return a mask of the heavy-tailed columns.
+
+    These are the columns with a value too far from the median for any light tail, and those with a long tail
+    that are closer to normal on the scale of arcsinh; around the median, closer by ``gain``.
+    """
     low, middle, high = percentiles(values, [25, 50, 75], weight)
     furthest = np.abs(values - middle).max(axis=0)
     heavy = (high > low) & (furthest > HEAVY_TAIL * (high - low))

@@ -21,7 +21,7 @@ from kexpfam.model.measures import AbstractMeasure, logsumexp
 
 # Draws that the variance of the squared noise is estimated from.
 TRACE_DRAWS = 1000
-# Newton's method for the dual stops at this decrement; a division by the penalty does not make it visible.
+# Newton's method for the dual stops at this decrement, which is negligible even when divided by the penalty.
 CERTIFIED_DECREMENT = 1e-14
 
 

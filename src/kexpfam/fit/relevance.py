@@ -20,8 +20,9 @@ def relevant_dimensions(
 ) -> tuple[int, ...]:
     """Return the dimensions that a classifier of data against base draws makes use of.
 
-    The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with
-    dimensions that carry nothing, which is what makes them a good judge of which ones do."""
+    f models the ratio of data to base, and a classifier's logit estimates it. Boosted trees are hardly
+    disturbed by irrelevant dimensions.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier  # slow to import
     from sklearn.inspection import permutation_importance
 

@@ -20,7 +20,7 @@ from kexpfam.model.measures import logsumexp
 BETS = np.array(
     [(0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.95, 0.0), (-0.95, 0.0), (0.0, 0.9), (0.0, -0.9), (0.0, 1.8)]
 )
-# The share of the wealth that is dealt out equally at each step.
+# The share of the wealth that is divided equally among all bets at each step.
 JUMP = 0.01
 
 

@@ -153,7 +153,7 @@ class Identity(AbstractTransport):
 
 
 class Given(AbstractTransport):
-    """A transport under one condition, as one that knows no condition."""
+    """A transport under one condition, as an unconditional transport."""
 
     transport: AbstractTransport
     condition: Float[AnyArray, " p"]
