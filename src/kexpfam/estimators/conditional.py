@@ -239,9 +239,9 @@ class ConditionalEstimator(Estimator):
         After ``calibrate`` with n rows y lies below each with its probability, up to 1 / (n + 1).
         """
         X, wanted = self._checked_features(X), checked_levels(levels)
-        found = self.density_.quantile(
-            wanted if self._conformal is None else self._conformal.level(wanted), X
-        )
+        if self._conformal is not None:
+            wanted = self._conformal.level(wanted)
+        found = self.density_.quantile(wanted, X)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
     def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
@@ -275,10 +275,9 @@ class ConditionalEstimator(Estimator):
         with at least this probability."""
         check_share("level", level)
         X, targets = self._checked_rows(X, y)
-        repair = self._conformal
-        draws, threshold = (
-            (REGION_DRAWS, level) if repair is None else (repair.draws, repair.threshold(level))
-        )
+        draws, threshold = REGION_DRAWS, level
+        if self._conformal is not None:
+            draws, threshold = self._conformal.draws, self._conformal.threshold(level)
         return density_ranks(self.density_, X, targets, draws=draws, key=jr.key(0)) <= threshold
 
     def explain(

@@ -143,12 +143,9 @@ class PartialDensity:
         rows = np.tile(self._given, (len(values), 1))
         rows[:, self.kept] = values
         found = np.full(len(rows), -np.inf)
-        joint = (
-            log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1))
-            if np.any(inside)
-            else 0.0
-        )
-        found[inside] = joint - self.log_evidence.value
+        if np.any(inside):
+            joint = log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1))
+            found[inside] = joint - self.log_evidence.value
         return found
 
     def __repr__(self) -> str:
