@@ -5,8 +5,6 @@ own Hessian at that point are enough; that Hessian is the common one less the fo
 the Hessian does not depend on the rows, and one factor serves all folds.
 """
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve
@@ -128,8 +126,8 @@ def chord(problem: convex.Likelihood, penalty: float, start: np.ndarray, factors
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
     for k in (*failed, *moving):
-        options: Any = {"tolerance": FOLD_TOLERANCE, "most": NEWTON_STEPS}
-        weights[k] = convex.maximise(only(k), penalty, weights[k], **options).weights
+        found = convex.maximise(only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS)
+        weights[k] = found.weights
     return weights
 
 

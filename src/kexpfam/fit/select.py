@@ -717,8 +717,8 @@ class _LatticeSearch:
         place = (settings.power, settings.base_width, whole)
         if place not in self.bases:
             sample = (self.whole if whole else self.scaled)[settings.power].sample
-            options: Any = {"power": settings.power, "width": settings.base_width, "context": self.context}
-            self.bases[place] = _fitted_base(self.kind, sample, **options)
+            power, width, context = settings.power, settings.base_width, self.context
+            self.bases[place] = _fitted_base(self.kind, sample, power=power, width=width, context=context)
         return self.bases[place]
 
 

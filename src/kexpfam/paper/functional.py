@@ -170,8 +170,7 @@ class FunctionalAscent(SettingsRecord):
         f must be slow enough for the sampler to follow, and nu fast enough to restrain the sampler: with the
         paper's single step size f overtakes the sampler and does not return.
         """
-        rates: Any = {"rate": 0.03, "nu_speed": 30.0, "transport_rate": 0.1, "horizon": 10_000.0}
-        return cls(**rates, batch_size=32, ascents=2)
+        return cls(rate=0.03, nu_speed=30.0, transport_rate=0.1, horizon=10_000.0, batch_size=32, ascents=2)
 
     def init(self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: RandomKey) -> FunctionalState:
         """Return the start: the given f and nu, and the identity transport."""
