@@ -25,7 +25,7 @@ def mmd_squared(
     if lengthscale is None:
         lengthscale = np.sqrt(0.1) * median_distance(ys)
     n, m = len(xs), len(ys)
-    within_x, square_x = _kernel_sums(xs, xs, lengthscale, rows_per_chunk)
+    within_x, _ = _kernel_sums(xs, xs, lengthscale, rows_per_chunk)
     within_y, square_y = _kernel_sums(ys, ys, lengthscale, rows_per_chunk)
     across, _ = _kernel_sums(xs, ys, lengthscale, rows_per_chunk)
     value = (within_x - n) / (n * (n - 1)) + (within_y - m) / (m * (m - 1)) - 2 * across / (n * m)

@@ -398,11 +398,6 @@ class AbstractTilted(AbstractFamily):
     bumps: int = eqx.field(static=True)
 
     @property
-    def features(self) -> int:
-        """Return the number of features."""
-        return OTHERS + self.bumps
-
-    @property
     def outputs(self) -> int:
         return HEAD + OTHERS + self.bumps
 
