@@ -141,7 +141,7 @@ def fit(
         list[str] | None,
         Option(
             help="The kind of a column, as in share=bounded:0:1: real, positive, bounded, periodic, integer, "
-            "count, category, atom; repeatable. Columns of text are categories."
+            "count, rounded, category, atom; repeatable. Columns of text are categories."
         ),
     ] = None,
     model: Annotated[str, Option(help="auto, kernel, chain or mixture.")] = "auto",

@@ -164,7 +164,7 @@ class Kernel(SettingsRecord):
     n_centres : int or None
         Number of features, at most; by default 400 for p(x), and 60 features of x, more from 1,200 rows on,
         for p(y | x).
-    normaliser : {"auto", "grid", "importance", "smc"}
+    normaliser : {"auto", "quadrature", "importance", "smc"}
         How log Z of p(x) is computed.
     search : Search
         The cross-validation.

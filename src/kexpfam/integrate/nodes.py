@@ -27,7 +27,7 @@ class Integration(SettingsRecord):
     tail_cells : tuple of int
         Cells on each side beyond the range of the data.
     conditional_cells : tuple of int
-        The same where there is one integral per condition.
+        Cells per coordinate where there is one integral per condition.
     base_spread : float
         A grid reaches to this many standard deviations of the base.
     data_margin : float
