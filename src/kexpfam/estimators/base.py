@@ -229,9 +229,8 @@ class Estimator(BaseEstimator, abc.ABC):
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows of positive weight, and keep their weights."""
         weight = checked_weights(sample_weight, len(tables[0]))
-        rows, self._weight = Weighted.of(
-            np.concatenate(tables, axis=1), weight, merged=self._merges_equal_rows
-        )
+        joined = np.concatenate(tables, axis=1)
+        rows, self._weight = Weighted.of(joined, weight, merged=self._merges_equal_rows)
         if weight is None:
             return tables
         if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:
