@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr, ndtri
 
-from kexpfam.data.sample import AnyArray, RandomKey
+from kexpfam.data.sample import AnyArray, RandomKey, row_slices
 from kexpfam.data.scaling import Scaling
 from kexpfam.integrate.nodes import choose_each, seed_from
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
@@ -35,8 +35,7 @@ TABLE_LEVELS = np.concatenate(
 
 def chunks(count: int, numbers_per_row: int) -> list[slice]:
     """Return slices that cover ``count`` rows, each with at most ``CHUNK_NUMBERS`` numbers."""
-    size = max(1, CHUNK_NUMBERS // max(numbers_per_row, 1))
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return row_slices(count, max(1, CHUNK_NUMBERS // max(numbers_per_row, 1)))
 
 
 def safe_log(values: float | np.ndarray) -> AnyArray:

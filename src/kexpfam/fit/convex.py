@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 from threadpoolctl import threadpool_limits
 
-from kexpfam.data.sample import AnyArray, RandomKey, distinct_conditions
+from kexpfam.data.sample import AnyArray, RandomKey, distinct_conditions, row_slices
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
@@ -204,9 +204,7 @@ def information(problem: Likelihood, triangles: np.ndarray, shares: np.ndarray) 
         return _square(((shares * phi[:, 0] ** 2) @ triangles)[None], 1, b)
     first, second = np.triu_indices(a)
     blocks = np.zeros((len(first), triangles.shape[1]))
-    size = max(1, BLOCK_NUMBERS // len(first))
-    for start in range(0, len(phi), size):
-        rows = slice(start, start + size)
+    for rows in row_slices(len(phi), max(1, BLOCK_NUMBERS // len(first))):
         outer = phi[rows, first] * phi[rows, second]
         blocks += outer.T @ (triangles[rows] * shares[rows, None])
     return _square(blocks, a, b)

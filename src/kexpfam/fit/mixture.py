@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
+from kexpfam.data.sample import row_slices
 from kexpfam.data.weights import effective_rows, part_of, weighted_mean
 from kexpfam.fit.problem import Status
 from kexpfam.fit.task import Candidate, Fitted, Splits, Task
@@ -188,8 +189,7 @@ class Moments(NamedTuple):
         """Yield the features of some rows at a time, and which rows they are."""
         first, second = self.pairs
         size = max(LEAST_BLOCK, BLOCK_NUMBERS // (1 + self.dim + len(first)))
-        for begin in range(0, columns.shape[1], size):
-            own = slice(begin, begin + size)
+        for own in row_slices(columns.shape[1], size):
             x = columns[:, own]
             yield own, np.concatenate([np.ones((1, x.shape[1])), x, x[first] * x[second]])
 

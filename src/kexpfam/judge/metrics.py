@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from kexpfam.data.sample import row_slices
 from kexpfam.model.density import Estimate
 from kexpfam.model.kernels import median_distance
 
@@ -39,8 +40,8 @@ def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows: int) 
     total = squares = 0.0
     ys = ys / lengthscale
     norms = np.sum(ys**2, 1)
-    for first in range(0, len(xs), rows):
-        part = xs[first : first + rows] / lengthscale
+    for chunk in row_slices(len(xs), rows):
+        part = xs[chunk] / lengthscale
         squared = np.sum(part**2, 1)[:, None] + norms - 2.0 * part @ ys.T
         kernel = np.exp(-0.5 * np.maximum(squared, 0.0))
         total += kernel.sum()

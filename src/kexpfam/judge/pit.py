@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Float
 
-from kexpfam.data.sample import RandomKey
+from kexpfam.data.sample import RandomKey, row_slices
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 
@@ -262,7 +262,5 @@ def column_ranks(
 
 def _draws(density: Any, X: np.ndarray, draws: int, *, key: RandomKey) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield chunks of rows with their draws, of shape (rows, draws, columns)."""
-    size = max(1, CHUNK_DRAWS // draws)
-    for number, start in enumerate(range(0, len(X), size)):
-        rows = slice(start, start + size)
+    for number, rows in enumerate(row_slices(len(X), max(1, CHUNK_DRAWS // draws))):
         yield rows, density.sample(draws, X[rows], key=jr.fold_in(key, number))

@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.distributions import FAR, AbstractDensity, Distributions, narrowed
@@ -95,9 +95,8 @@ class Tilt(eqx.Module):
             return
         psi = self.space.target.node_matrix(nodes)
         weights = np.asarray(self.weights).reshape(self.space.condition.size, -1)
-        rows = max(1, most_numbers // len(nodes.log_weights))
-        for start in range(0, len(condition), rows):
-            phi = self.space.condition.matrix(condition[start : start + rows])
+        for rows in row_slices(len(condition), max(1, most_numbers // len(nodes.log_weights))):
+            phi = self.space.condition.matrix(condition[rows])
             yield nodes.log_weights + (phi @ weights) @ psi.T
 
     def log_partitions(self, nodes: Nodes, condition: Conditions) -> Float[AnyArray, " n"]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from kexpfam.data.kinds import AbstractKind
-from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.jax_settings import double_precision
 from kexpfam.stacklevel import caller_level
 
@@ -399,8 +399,8 @@ class AbstractDensity(PlainModule):
         if not self.conditional or X is None:
             yield self.distributions(X), slice(None)
             return
-        for start in range(0, len(X), ROWS):
-            yield self.distributions(X[start : start + ROWS]), slice(start, start + ROWS)
+        for rows in row_slices(len(X), ROWS):
+            yield self.distributions(X[rows]), rows
 
 
 def positive(density: Any) -> Float[np.ndarray, "2 d"] | None:

@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.data.weights import weighted_covariance, weighted_mean
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.networks import Network
@@ -58,11 +58,9 @@ def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_P
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return compute(*arrays)
     arrays = tuple(np.asarray(array) for array in arrays)
-    starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
+    chunks = row_slices(max(len(arrays[0]), 1), rows_per_chunk)
     with double_precision():
-        return np.concatenate(
-            [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
-        )
+        return np.concatenate([np.asarray(compute(*(array[rows] for array in arrays))) for rows in chunks])
 
 
 def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:

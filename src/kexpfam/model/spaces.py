@@ -19,7 +19,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, RandomKey, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample, row_slices
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
 from kexpfam.model.measures import ROWS_PER_CHUNK, Nodes, in_chunks
 from kexpfam.model.networks import ACTIVATIONS, Conditions
@@ -305,8 +305,7 @@ def _outer_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _summed(compute: Callable, points: AnyArray, counts: np.ndarray | None) -> np.ndarray:
     """Return the sum over rows of ``compute``, weighted by ``counts``, some rows at a time."""
     total: Any = 0.0
-    for start in range(0, max(len(points), 1), ROWS_PER_CHUNK):
-        rows = slice(start, start + ROWS_PER_CHUNK)
+    for rows in row_slices(max(len(points), 1), ROWS_PER_CHUNK):
         found = in_chunks(compute, points[rows])
         total = total + (found.sum(axis=0) if counts is None else counts[rows] @ found)
     return total
