@@ -42,7 +42,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
             reason = error.strerror or str(error)
             raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
-    _settle(target.parent)
+    _flush_folder(target.parent)
 
 
 def _state(path: Path) -> os.stat_result | None:
@@ -73,8 +73,8 @@ def _is_own_output(there: os.stat_result) -> bool:
     return False
 
 
-def _settle(folder: Path) -> None:
-    """Flush the folder to disk, where supported, so that the renaming survives a power failure."""
+def _flush_folder(folder: Path) -> None:
+    """Write the folder to disk, where supported, so that the renaming survives a power failure."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

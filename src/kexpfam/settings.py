@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import equinox as eqx
@@ -129,6 +129,12 @@ def check_positive(record: eqx.Module, *names: str) -> None:
         several = isinstance(values, Sequence | np.ndarray) and len(values) > 0
         if not several or not all(_is_number(value) and value > 0.0 for value in values):
             raise ValueError(f"{name} must be positive numbers, one at least; got {shown(values)}.")
+
+
+def one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise unless the value is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"unknown {name} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def _bound_message(name: str, words: str, value: Any) -> str:

@@ -62,7 +62,9 @@ def test_a_kind_takes_step_and_offset_from_the_column():
     assert Rounded(0.05, 0).fitted(column, "a") == Rounded(0.05, 0, None, 0.0)
     assert Rounded().fitted(np.array(["1", "3", None], object), "a") == Rounded(2.0, None, None, 1.0)
     assert Atom(0, "rounded").fitted(np.array([0.0, 2.0, 5.0]), "a").rest == Rounded(3.0, None, None, 2.0)
-    with pytest.raises(ValueError, match=r"column a holds 0\.25, which is no multiple of 0\.3 beside 0\.05"):
+    with pytest.raises(
+        ValueError, match=r"column a holds 0\.05 and 0\.25, whose difference is no multiple of 0\.3"
+    ):
         Rounded(0.3).fitted(column, "a")
     with pytest.raises(ValueError, match="column a is not rounded"):
         Rounded().fitted(np.array([0.1, np.pi]), "a")

@@ -596,7 +596,7 @@ def test_an_uncertain_normaliser_is_said_aloud(data, monkeypatch):
 def test_a_constant_input_is_named_and_changes_nothing(model, data):
     x, y = data
     wider = np.insert(x, 0, 3.0, axis=1)
-    with pytest.warns(UserWarning, match=r"constant input column\(s\) 0 say nothing"):
+    with pytest.warns(UserWarning, match=r"constant input column\(s\) 0 contain no information"):
         other = exact().fit(wider, y)
     np.testing.assert_allclose(other.score_samples(wider, y), model.score_samples(x, y), atol=1e-6)
     with pytest.warns(UserWarning, match=r"constant input column\(s\) colour"):

@@ -92,5 +92,5 @@ def test_few_values_have_a_bounded_density_if_they_are_rounded():
 def test_a_column_that_is_not_on_the_lattice_is_named():
     with pytest.raises(ValueError, match="column 'c' is not rounded"):
         KernelExpFamily(columns={"c": "rounded"}).fit(table())
-    with pytest.raises(ValueError, match=r"column 'a' holds .*, which is no multiple of 0\.3"):
+    with pytest.raises(ValueError, match=r"column 'a' holds .*, whose difference is no multiple of 0\.3"):
         KernelExpFamily(columns={"a": "rounded:0.3"}).fit(table())

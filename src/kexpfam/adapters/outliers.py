@@ -7,6 +7,7 @@ from sklearn.base import BaseEstimator, OutlierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from kexpfam.estimators.density import DensityEstimator
+from kexpfam.estimators.messages import check_share
 
 __all__ = ["OutlierDetector"]
 
@@ -37,8 +38,7 @@ class OutlierDetector(OutlierMixin, BaseEstimator):
         """Fit the density to the rows of X; y is ignored."""
         from kexpfam import KernelExpFamily
 
-        if not 0.0 < self.level < 1.0:
-            raise ValueError(f"level must lie strictly between 0 and 1, got {self.level!r}.")
+        check_share("level", self.level)
         estimator = KernelExpFamily() if self.estimator is None else clone(self.estimator)
         self.estimator_ = estimator.fit(X, sample_weight=sample_weight)
         self.offset_ = estimator._held_out_scores().quantile(self.level)

@@ -10,9 +10,10 @@ from sklearn.base import clone
 from skpro.distributions.base import BaseDistribution
 from skpro.regression.base import BaseProbaRegressor
 
+from kexpfam.data.sample import row_slices
 from kexpfam.estimators.kernel_exp_family import ConditionalKernelExpFamily
 from kexpfam.fit.select import Kernel
-from kexpfam.model.distributions import AbstractDensity
+from kexpfam.model.distributions import ROWS, AbstractDensity
 
 __all__ = ["KernelDistribution", "KernelProbaRegressor"]
 
@@ -62,12 +63,11 @@ class KernelDistribution(BaseDistribution):
         self.columns = pd.RangeIndex(1) if columns is None else self.columns
         self._shape = (len(self._rows), 1)
 
-    def _of_rows(self, function: Callable, *values: Any, rows_at_once: int = 2048) -> Any:
+    def _of_rows(self, function: Callable, *values: Any) -> Any:
         """Return ``function(distributions, *values)`` of all rows, in the shape of the distribution."""
         columns = [np.reshape(np.asarray(value, float), (len(self._rows), 1)) for value in values]
         pieces = []
-        for start in range(0, len(self._rows), rows_at_once):
-            rows = slice(start, start + rows_at_once)
+        for rows in row_slices(len(self._rows), ROWS):
             part = self.density.distributions(self._rows[rows])
             pieces.append(np.reshape(function(part, *(column[rows] for column in columns)), -1))
         return np.concatenate(pieces).reshape(self.shape)[()]

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import AnyArray, Sample, row_slices
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Tilt
 from kexpfam.model.kernels import Gaussian
@@ -243,9 +243,7 @@ class Basis(NamedTuple):
         """Return the loss at these points, by their weights, in bounded memory."""
         functions, dim = self.whitening.shape[0], points.shape[1]
         matrix, slope = np.zeros((functions, functions)), np.zeros(functions)
-        rows = max(1, CHUNK_NUMBERS // (functions * (dim + 1)))
-        for start in range(0, len(points), rows):
-            here = slice(start, start + rows)
+        for here in row_slices(len(points), max(1, CHUNK_NUMBERS // (functions * (dim + 1)))):
             applied = self._applied(points[here])
             slopes = applied[:, :dim].reshape(-1, functions)
             counted = applied if weight is None else applied * weight[here, None, None]

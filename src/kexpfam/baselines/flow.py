@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from kexpfam.data.columns import check_columns
 from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.scaling import Scaling
 from kexpfam.estimators.base import Seed, key_from, whole
 from kexpfam.estimators.density import DensityEstimator
+from kexpfam.estimators.messages import check_share
 from kexpfam.jax_settings import single_precision
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.model.ensemble import LawDensity
@@ -51,7 +52,7 @@ class FlowLaw(AbstractMeasure):
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow().log_prob(x)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         return self.flow().sample(key, (count,))
 
     def flow(self) -> Any:
@@ -112,8 +113,7 @@ class SplineFlow(DensityEstimator):
         for name in ("interval", "learning_rate"):
             if not 0.0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
-        if not 0.0 < self.validation_share < 1.0:
-            raise ValueError(f"validation_share must lie between 0 and 1, got {self.validation_share!r}.")
+        check_share("validation_share", self.validation_share)
         check_columns(X, self._names)
         scaling = Scaling.plain(X, weight=self._weight)
         shape = FlowShape(X.shape[1], self.n_layers, self.width, self.n_knots, float(self.interval))
@@ -123,7 +123,7 @@ class SplineFlow(DensityEstimator):
         return self
 
     def _trained(
-        self, shape: FlowShape, points: np.ndarray, key: Key[Array, ""]
+        self, shape: FlowShape, points: np.ndarray, key: RandomKey
     ) -> tuple[list[np.ndarray], FlowLosses]:
         """Return the arrays of the flow, trained in single precision, and the losses."""
         make_key, train_key = jr.split(key)
@@ -169,7 +169,7 @@ def _weighted_loss(
     static: Any,
     x: Float[Array, "b d"],
     weight: Float[Array, " b"],
-    key: Key[Array, ""] | None = None,
+    key: RandomKey | None = None,
 ) -> Float[Array, ""]:
     """Return minus the weighted mean log density of a batch; the weights have mean one over all rows."""
     import paramax  # comes with flowjax

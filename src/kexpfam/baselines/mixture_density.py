@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr, ndtri
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey, row_slices
 from kexpfam.data.scaling import Scaling
 from kexpfam.integrate.nodes import choose_each, seed_from
 from kexpfam.model.distributions import AbstractDensity, Distributions, narrowed
@@ -35,8 +35,7 @@ TABLE_LEVELS = np.concatenate(
 
 def chunks(count: int, numbers_per_row: int) -> list[slice]:
     """Return slices that cover ``count`` rows, each with at most ``CHUNK_NUMBERS`` numbers."""
-    size = max(1, CHUNK_NUMBERS // max(numbers_per_row, 1))
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return row_slices(count, max(1, CHUNK_NUMBERS // max(numbers_per_row, 1)))
 
 
 def safe_log(values: float | np.ndarray) -> AnyArray:
@@ -189,7 +188,7 @@ class MixtureDensity(AbstractDensity):
         points = self.scaling.to_data(points[:, None])[:, 0]
         return Distributions(np.broadcast_to(points, levels.shape), levels)
 
-    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: RandomKey) -> np.ndarray:
         rng, (centres, widths) = np.random.default_rng(seed_from(key)), self._components()
         parts = []
         for _, log_weights in self._log_weights(X):
@@ -200,7 +199,7 @@ class MixtureDensity(AbstractDensity):
         found = self.scaling.to_data(draws.reshape(-1, centres.shape[1])).reshape(draws.shape)
         return found if self.conditional else found[0]
 
-    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: RandomKey) -> Float[Array, " d"]:
         chosen_key, noise_key = jr.split(key)
         own = narrowed(self)
         ((_, log_weights),) = own._log_weights(None if x is None else jnp.asarray(x, float)[None])

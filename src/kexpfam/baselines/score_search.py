@@ -130,8 +130,8 @@ def report_best(listener: Listener | None, step: int, steps: int, trials: list[S
 def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
     """Return masks that leave out each fold; equal rows share a fold.
 
-    A spike on a repeated value makes the loss as low as one likes, and must not be rewarded by finding itself
-    held out.
+    A spike on a repeated value lowers the loss without limit. It would be selected if some of the equal rows
+    were held out and others were not.
     """
     distinct, membership = np.unique(rows, axis=0, return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(distinct)) % min(count, len(distinct))
@@ -140,10 +140,11 @@ def folds_of(rows: np.ndarray, count: int, *, seed: int) -> list[np.ndarray]:
 
 
 def one_standard_error(table: Float[np.ndarray, "u q"], weight: np.ndarray | None = None) -> int:
-    """Return the first column whose mean loss is within one standard error of the smallest, like all between.
+    """Return the first column that, like all up to the best, is within one standard error of the best.
 
-    Rows are folds or data, and columns are ordered from cautious to bold (falling penalties, rising length
-    scales). Held-out losses are dominated by few rows, and their minimum by luck.
+    The best column has the smallest mean loss. Rows are folds or data; columns are in order of preference
+    (falling penalties, rising length scales). Few rows dominate held-out losses, so that the best column is
+    largely due to chance.
     """
     best = int(np.argmin(weighted_mean(table, weight)))
     excess = table - table[:, [best]]

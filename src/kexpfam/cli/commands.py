@@ -16,7 +16,6 @@ import kexpfam
 from kexpfam.cli import inputs, interruption, launcher, results
 from kexpfam.cli.inputs import ColumnOptions, kinds_of, names_in, reads_tables
 from kexpfam.cli.reproduce import checkout, reproduce
-from kexpfam.files import written
 from kexpfam.processes import LostProcessError
 
 STANDARD_OUTPUT = Path("/dev/stdout")
@@ -142,7 +141,7 @@ def fit(
         list[str] | None,
         Option(
             help="The kind of a column, as in share=bounded:0:1: real, positive, bounded, periodic, integer, "
-            "count, category, atom; repeatable. Columns of text are categories."
+            "count, rounded, category, atom; repeatable. Columns of text are categories."
         ),
     ] = None,
     model: Annotated[str, Option(help="auto, kernel, chain or mixture.")] = "auto",
@@ -263,8 +262,7 @@ def plot(
     estimator = _load(model)
     seeded = {} if estimator.conditional else {"random_state": seed}
     figure = plot_trace(estimator) if trace else plot_model(estimator, **seeded)
-    with written(output) as file:
-        figure.savefig(file, format=output.suffix[1:] or "png", dpi=150)
+    results.save_figure(figure, output)
     typer.echo(f"written to {output}", err=output == STANDARD_OUTPUT)
 
 
@@ -352,8 +350,7 @@ def monitor(
     if state is not None:
         found.save(state)
     if figure is not None:
-        with written(figure) as file:
-            found.plot().savefig(file, format=figure.suffix[1:] or "png", dpi=150)
+        results.save_figure(found.plot(), figure)
     facts = {"rows": found.rows, "alarm_row": found.alarm_row, "drifted": found.drifted}
     results.show(facts if json else str(found))
     if found.alarm:

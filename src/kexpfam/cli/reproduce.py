@@ -28,14 +28,13 @@ def reproduce(
         raise ValueError("kexpfam reproduce needs the repository: run it in a checkout.")
     sys.path.insert(0, str(place))
     from kexpfam.estimators.base import listening
+    from kexpfam.settings import one_of
     from reproduction import pages, records, runner, specs
 
-    if what not in ("all", "page", *specs.EXPERIMENTS):
-        known = ", ".join(("all", "page", *specs.EXPERIMENTS))
-        raise ValueError(f"unknown experiment {what!r}: choose one of {known}.")
+    one_of("experiment", what, ("all", "page", *specs.EXPERIMENTS))
     folder = folder or Path("reproduction-quick" if quick else "reproduction")
     with listening(not quiet and sys.stderr.isatty()) as listener:
-        for name in specs.EXPERIMENTS if what == "all" else () if what == "page" else (what,):
+        for name in {"all": tuple(specs.EXPERIMENTS), "page": ()}.get(what, (what,)):
             ledger = records.Ledger(folder, name)
             if fresh:
                 ledger.path.unlink(missing_ok=True)

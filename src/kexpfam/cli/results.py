@@ -12,6 +12,7 @@ from kexpfam.files import written
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
     from kexpfam.data.tables import Reading
 
@@ -81,6 +82,12 @@ def write_rows(output: Path | None, names: list[str], blocks: "Iterable[Sequence
         tables.write_csv(sys.stdout, names, blocks)
     else:
         typer.echo(f"{tables.write_table(output, names, blocks)} rows written to {output}", err=True)
+
+
+def save_figure(figure: "Figure", output: Path) -> None:
+    """Write a figure to a file of the type that its suffix names, PNG without a suffix."""
+    with written(output) as file:
+        figure.savefig(file, format=output.suffix[1:] or "png", dpi=150)
 
 
 class MeanScore:

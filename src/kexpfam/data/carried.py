@@ -122,9 +122,8 @@ class Carried(NamedTuple):
     def _solved(self, values: np.ndarray) -> np.ndarray:
         """Return a copy of the rows in which carried cells determine a missing cell each."""
         values = values.copy()
-        for one in self.combinations * len(
-            self.combinations
-        ):  # a solved cell may leave a single one elsewhere
+        # A solved cell may leave a single one elsewhere.
+        for one in self.combinations * len(self.combinations):
             parts = values[:, list(one.parts)]
             gaps = np.isnan(parts)
             rows = np.flatnonzero((gaps.sum(axis=1) == 1) & ~np.isnan(values[:, one.place]))

@@ -13,6 +13,8 @@ from kexpfam.stacklevel import caller_level
 EXACTLY_COLLINEAR, NEARLY_COLLINEAR = 1e-10, 1e-6
 # Columns whose coefficient in such a combination is below this share of the largest have no part in it.
 NO_PART = 1e-3
+# Shares of repeated rows from which on a warning is raised, and from which on it has the number of values.
+MANY_REPEATED, MOST_REPEATED = 0.1, 0.9
 
 
 class CollinearWarning(UserWarning):
@@ -26,7 +28,8 @@ class TiesWarning(UserWarning):
 def check_columns(X: np.ndarray, names: Sequence[str] | None, remedy: str = "leave one out") -> None:
     """Raise for columns without a density; warn of rows that make likelihoods unbounded.
 
-    ``remedy`` is for collinear columns."""
+    ``remedy`` ends the message on collinear columns.
+    """
     check_spread(X, names)
     _refuse_constant(constant_columns(X), names)
     _check_collinear(X, names, "column(s)", remedy)
@@ -44,7 +47,7 @@ def check_targets(
     _check_collinear(targets, target_names, "target column(s)")
     constant = _named(constant_columns(X), names)
     if constant:
-        message = f"constant input column(s) {constant} say nothing about y and are ignored."
+        message = f"constant input column(s) {constant} contain no information on y and are ignored."
         warnings.warn(message, UserWarning, stacklevel=caller_level())
     _warn_of_ties(targets, "y", "Use kind 'rounded' for rounded targets, 'category' for labels.")
 
@@ -105,13 +108,13 @@ def _named(mask: np.ndarray, names: Sequence[str] | None) -> str:
     return ", ".join(str(name) for name in np.asarray(np.arange(len(mask)) if names is None else names)[mask])
 
 
-def _warn_of_ties(rows: np.ndarray, what: str, advice: str, many: float = 0.1, most: float = 0.9) -> None:
-    """Warn if more than the share ``many`` of the rows is repeated: densities are unbounded there."""
+def _warn_of_ties(rows: np.ndarray, what: str, advice: str) -> None:
+    """Warn if many rows are repeated: densities are unbounded there."""
     distinct = len(np.unique(rows, axis=0))
     repeated = 1.0 - distinct / len(rows)
-    if repeated > many:
+    if repeated > MANY_REPEATED:
         kind = f"repeats in {repeated:.0%} of the rows"
-        if repeated > most:
+        if repeated > MOST_REPEATED:
             kind = f"takes only {distinct} values"
         message = (
             f"{what} {kind}. The likelihood of repeated values is unbounded, so scores measure the width of "

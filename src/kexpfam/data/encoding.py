@@ -124,7 +124,7 @@ class TableSchema(PlainModule):
         return np.column_stack([kind.numbers(column, name, unknown=unknown) for column, kind, name in parts])
 
     def warn_of_unseen(self, columns: Sequence[np.ndarray], values: np.ndarray) -> None:
-        """Warn of labels that are no labels of their column, -1 among the values."""
+        """Warn of labels that did not occur during fit; they are -1 among the values."""
         found = []
         for j, (name, kind) in enumerate(self.shown.items()):
             if kind.categorical and np.any(new := values[:, j] < 0.0):
@@ -200,7 +200,7 @@ class TableSchema(PlainModule):
             if found:
                 message = (
                     f"column(s) {', '.join(map(str, found))} hold {looks} and are treated as real: "
-                    f"say {kinds} or 'real' with {setting}={{{found[0]!r}: ...}}."
+                    f"choose {kinds} or 'real' with {setting}={{{found[0]!r}: ...}}."
                 )
                 warnings.warn(message, ColumnKindWarning, stacklevel=caller_level())
 

@@ -211,9 +211,9 @@ class Integer(AbstractInterval):
 class Rounded(AbstractKind):
     """Numbers rounded to multiples of ``step`` from ``low`` to ``high``; ``None`` leaves a side open.
 
-    The law is that of a real number of which the interval within half a step is seen. The density is the
-    probability of the interval over its length, so that it compares with that of real numbers. The step, if
-    it is None, and the ``offset`` of all numbers are taken from the data.
+    A value stands for a real number within half a step of it. The density is the probability of this
+    interval over its length, so that it is comparable with densities of real numbers. The step, if it is
+    None, and the ``offset`` of all numbers are taken from the data.
     """
 
     step: float | None = eqx.field(static=True, default=None)
@@ -244,14 +244,12 @@ class Rounded(AbstractKind):
         values = values[~np.isnan(values)]
         found = self.rounding or Rounding.found(values)
         if found is None:
-            raise ValueError(
-                f"column {name} is not rounded: no step of up to 8 decimal places fits its values."
-            )
+            raise ValueError(f"column {name} is not rounded: no step of up to 8 decimals fits its values.")
         if self.offset is None and len(values):
             found = Rounding.of_step(found.size, float(values[0]))
         if not np.all(near := found.holds(values)):
-            wrong = f"column {name} holds {values[~near][0]:.12g}"
-            raise ValueError(f"{wrong}, which is no multiple of {found.size:g} beside {values[0]:.12g}.")
+            wrong = f"column {name} holds {values[0]:.12g} and {values[~near][0]:.12g}"
+            raise ValueError(f"{wrong}, whose difference is no multiple of {found.size:g}.")
         return Rounded(found.size, self.low, self.high, found.offset / found.unit)
 
     def scaling(self, column: np.ndarray, *, inputs: bool, power: bool, weight: np.ndarray | None) -> Scaling:
@@ -471,5 +469,5 @@ def _as_float(cell: Any, name: str) -> float:
         words = "a cell must be a string or a number, and this argument is not"
         raise TypeError(f"column {name}: {words}: {cell!r}.") from None
     except ValueError:
-        words = "which is no number; of kind 'category' it may hold texts"
+        words = "which is not a number: use kind 'category' for texts"
         raise ValueError(f"column {name} holds {cell!r}, {words}.") from None

@@ -68,9 +68,8 @@ class Rounding(NamedTuple):
     def nearest(self, values: AnyArray) -> AnyArray:
         """Return the nearest number of the lattice to each value."""
         xp = values.__array_namespace__()
-        return (
-            self.offset + self.step * xp.round((values * self.unit - self.offset) / self.step)
-        ) / self.unit
+        multiples = xp.round((values * self.unit - self.offset) / self.step)
+        return (self.offset + self.step * multiples) / self.unit
 
 
 def _has_places(values: np.ndarray, places: int) -> bool:

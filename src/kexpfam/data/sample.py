@@ -80,6 +80,11 @@ class Sample(eqx.Module):
         return jnp.minimum(jnp.searchsorted(cumulative, levels, side="right"), len(cumulative) - 1)
 
 
+def row_slices(count: int, size: int) -> list[slice]:
+    """Return slices that cover ``count`` rows, ``size`` at a time; the last may reach beyond them."""
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
 class Conditions(NamedTuple):
     """The distinct conditions of a sample, the one of each row, and the weight of each row."""
 

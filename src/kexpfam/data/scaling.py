@@ -339,11 +339,12 @@ def _inverse_yeo_johnson(w: AnyArray, powers: AnyArray) -> AnyArray:
 def heavy_tailed_columns(
     values: np.ndarray, weight: np.ndarray | None = None, around: tuple[float, float] = BOTH_TAILS
 ) -> np.ndarray:
-    """Return a mask of the columns with a value further from the median than any light tail would put it, and
-    of those with a long tail that are closer to normal on the scale of arcsinh.
+    """Return a mask of the heavy-tailed columns.
 
-    ``around`` has the length of the tail and the gain that are needed around the median. Distant rows that
-    are close together are a mode, not a tail."""
+    These are the columns with a value too far from the median for any light tail, and those with a long tail
+    that are closer to normal on the scale of arcsinh. ``around`` has the length of the tail and the gain that
+    are needed around the median. Distant rows that are close together are a mode, not a tail.
+    """
     low, middle, high = percentiles(values, [25, 50, 75], weight)
     distances = np.abs(values - middle) / np.where(high > low, high - low, np.inf)
     heavy = distances.max(axis=0) > HEAVY_TAIL

@@ -369,7 +369,7 @@ def write_table(path: Path, names: list[str], blocks: Blocks) -> int:
             values = np.concatenate([np.column_stack(block) for block in blocks])
             if values.dtype.kind not in "iuf":
                 raise TableError(f"{path}: labels cannot be written to .npy; use .csv, .parquet or .feather.")
-            # To a file of the system NumPy writes past Python, and does not notice that the disk is full.
+            # Given a file, NumPy writes without Python's buffer and misses the error of a full disk.
             np.save(cast(Any, SimpleNamespace(write=file.write)), values)
             return len(values)
         if kind in DATASETS:

@@ -53,9 +53,7 @@ class RawTable(NamedTuple):
     def column(self, name: str) -> np.ndarray:
         """Return the column of this name."""
         if name not in self.columns:
-            raise BenchmarkError(
-                f"{self.source}: no column {name!r}; its columns are {', '.join(self.columns)}."
-            )
+            raise BenchmarkError(f"{self.source}: no column {name!r}; there are {', '.join(self.columns)}.")
         return self.columns[name]
 
 

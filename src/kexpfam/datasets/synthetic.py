@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 
-__all__ = ["Grid", "Rings", "Synthetic", "TwoMoons", "grid", "rings", "two_moons"]
-
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 

@@ -190,8 +190,7 @@ class Estimator(BaseEstimator, abc.ABC):
         ``sklearn.set_config(transform_output=...)`` sets it for all estimators without a choice of their own.
         """
         if transform is not None:
-            if transform not in OUTPUTS:
-                raise ValueError(f"unknown output {transform!r}: choose one of {', '.join(OUTPUTS)}.")
+            one_of("output", transform, OUTPUTS)
             self._sklearn_output_config = {"transform": transform}  # clone() copies this attribute
         return self
 
@@ -230,9 +229,8 @@ class Estimator(BaseEstimator, abc.ABC):
     def _counted(self, sample_weight: ArrayLike | None, *tables: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the rows of positive weight, and keep their weights."""
         weight = checked_weights(sample_weight, len(tables[0]))
-        rows, self._weight = Weighted.of(
-            np.concatenate(tables, axis=1), weight, merged=self._merges_equal_rows
-        )
+        joined = np.concatenate(tables, axis=1)
+        rows, self._weight = Weighted.of(joined, weight, merged=self._merges_equal_rows)
         if weight is None:
             return tables
         if (seen := int(np.sum(weight if is_whole(weight) else weight > 0.0))) < FEWEST_ROWS:

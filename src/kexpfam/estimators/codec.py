@@ -60,16 +60,15 @@ class TableCodec(NamedTuple):
         index of the table ``like``."""
         layout = self.layout
         if layout is not None and places is not None:
-            names_types = [[part[j] for j in places] for part in (layout.names, layout.dtypes)]
-            layout = layout._replace(names=names_types[0], dtypes=names_types[1])
+            own_names, dtypes = ([part[j] for j in places] for part in (layout.names, layout.dtypes))
+            layout = layout._replace(names=own_names, dtypes=dtypes)
         layout = _chosen(layout, output, names, flat=values.ndim == 1)
         return values if layout is None else _frame(values, layout, _index(like))
 
     def beside(self, X: Any, values: np.ndarray, output: str, names: Sequence[str]) -> Any:
         """Return one row of targets for each row of X, in the container of X unless another was chosen."""
-        layout = _chosen(
-            self._layout_beside(X, names, flat=values.ndim == 1), output, names, flat=values.ndim == 1
-        )
+        flat = values.ndim == 1
+        layout = _chosen(self._layout_beside(X, names, flat=flat), output, names, flat=flat)
         return values if layout is None else _frame(values, layout, _index(X))
 
     def draws_beside(self, X: Any, draws: np.ndarray, output: str, names: Sequence[str]) -> Any:

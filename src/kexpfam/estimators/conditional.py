@@ -239,9 +239,9 @@ class ConditionalEstimator(Estimator):
         After ``calibrate`` with n rows y lies below each with its probability, up to 1 / (n + 1).
         """
         X, wanted = self._checked_features(X), checked_levels(levels)
-        found = self.density_.quantile(
-            wanted if self._conformal is None else self._conformal.level(wanted), X
-        )
+        if self._conformal is not None:
+            wanted = self._conformal.level(wanted)
+        found = self.density_.quantile(wanted, X)
         return found[:, 0] if np.ndim(levels) == 0 else found
 
     def interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
@@ -255,7 +255,7 @@ class ConditionalEstimator(Estimator):
         low, high = self._conformal.ends(coverage)
         tiny = np.finfo(float).eps
         found = self.density_.quantile(np.clip([low, high], tiny, 1.0 - tiny), self._checked_features(X))
-        # At level 0 the density has no target below, and the next one may lie there all the same.
+        # The density has no mass beyond its levels 0 and 1, but the next target may lie there.
         return np.where([low > 0.0, high < 1.0], found, [-np.inf, np.inf])
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -270,15 +270,14 @@ class ConditionalEstimator(Estimator):
         """Return whether each y lies in the highest-density region of this probability under its x; y of any
         width.
 
-        The region holds the points than which draws of the density are more probable with at most this
-        probability, by 200 draws per row. After ``calibrate`` with n rows y lies in it with at least this
-        probability."""
+        A point is in the region if draws of the density have a higher density than it with at most this
+        probability, estimated from 200 draws per row. After ``calibrate`` with n rows y lies in the region
+        with at least this probability."""
         check_share("level", level)
         X, targets = self._checked_rows(X, y)
-        repair = self._conformal
-        draws, threshold = (
-            (REGION_DRAWS, level) if repair is None else (repair.draws, repair.threshold(level))
-        )
+        draws, threshold = REGION_DRAWS, level
+        if self._conformal is not None:
+            draws, threshold = self._conformal.draws, self._conformal.threshold(level)
         return density_ranks(self.density_, X, targets, draws=draws, key=jr.key(0)) <= threshold
 
     def explain(

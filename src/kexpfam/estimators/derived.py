@@ -143,12 +143,9 @@ class PartialDensity:
         rows = np.tile(self._given, (len(values), 1))
         rows[:, self.kept] = values
         found = np.full(len(rows), -np.inf)
-        joint = (
-            log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1))
-            if np.any(inside)
-            else 0.0
-        )
-        found[inside] = joint - self.log_evidence.value
+        if np.any(inside):
+            joint = log_evidence(self.density, rows[inside], MARGINAL_DRAWS, key=key_from(1))
+            found[inside] = joint - self.log_evidence.value
         return found
 
     def __repr__(self) -> str:
@@ -207,12 +204,10 @@ class PartialDensity:
         """Return the density of some of the columns, under the same condition."""
         columns = [columns] if isinstance(columns, str | int) else columns
         kept = [position_of(column, self.columns) for column in columns]
-        if strangers := [
-            column for column, place in zip(columns, kept, strict=True) if place not in self.kept
-        ]:
-            raise ValueError(
-                f"there is no column {strangers[0]!r} here: the density is of {', '.join(self.names)}."
-            )
+        for column, place in zip(columns, kept, strict=True):
+            if place not in self.kept:
+                names = ", ".join(self.names)
+                raise ValueError(f"there is no column {column!r} here: the density is of {names}.")
         options: Any = {"draws": self._count, "framed": self._framed}
         return PartialDensity(self.density, self.columns, self._given, kept, **options)
 

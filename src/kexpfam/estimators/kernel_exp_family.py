@@ -261,9 +261,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
     def marginal(self, columns: Sequence[Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
         """Return the density of some columns, by name or position."""
         check_is_fitted(self, "density_")
-        kept = [
-            self._position(column) for column in ([columns] if isinstance(columns, str | int) else columns)
-        ]
+        listed = [columns] if isinstance(columns, str | int) else columns
+        kept = [self._position(column) for column in listed]
         return self._partial(np.full(len(self._columns.kinds), np.nan), kept, draws)
 
     def _partial(self, row: np.ndarray, kept: list[int], draws: int) -> PartialDensity:

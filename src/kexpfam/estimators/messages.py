@@ -1,13 +1,12 @@
 """What people pass: checked, as numbers, and as error messages show it."""
 
 import sys
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kexpfam.settings import shown
+from kexpfam.settings import one_of, shown
 
 __all__ = [
     "Seed",
@@ -44,12 +43,6 @@ def whole(name: str, value: Any, least: int) -> int:
     if not fine:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
     return int(value)
-
-
-def one_of(name: str, value: Any, known: Collection[str]) -> None:
-    """Raise unless the value is one of the known names."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"unknown {name} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def check_share(name: str, value: Any) -> None:

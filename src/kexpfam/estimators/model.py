@@ -196,16 +196,15 @@ class KernelModel(Estimator):
         if default:
             stacked = or_normal(task, stacked, plain)
         self.density_, self.candidates_ = stacked.density, stacked.scores
-        self._reference = Reference.of_fit(
-            stacked.density, stacked.held_out, task.splits.held, task.sample.weight
-        )
+        held, weight = task.splits.held, task.sample.weight
+        self._reference = Reference.of_fit(stacked.density, stacked.held_out, held, weight)
         stripped = lambda one: dataclasses.replace(one, density=None, held_out=None)
         self.fits_ = {name: stripped(one) for name, one in stacked.fitted.items()}
         self._part = task.splits.part
         mixture = stacked.fitted.get("mixture")
         if mixture is not None and mixture.held_out is not None:
             plain["mixture"] = mixture.held_out
-        self._comparison = Comparison.of(stacked.held_out, plain, task.sample.weight)
+        self._comparison = Comparison.of(stacked.held_out, plain, weight)
 
     def update(self, X: Any, y: Any = None, *, forget: float = 0.0) -> Self:
         """Go on from the fitted model with new rows, at a fraction of the cost of a fit to all rows.

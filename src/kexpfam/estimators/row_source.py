@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
 from kexpfam.data.passes import Sums, run_pass, take_overview
-from kexpfam.data.sample import Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.data.weights import checked_weights, part_of
 from kexpfam.model.spaces import FeatureSpace
@@ -80,7 +79,6 @@ def _mean_feature(
     weighted: bool,
     report: Listener | None,
     space: FeatureSpace,
-    sample: Sample,
     scaling: Scaling,
     dims: tuple[int, ...],
 ) -> np.ndarray:

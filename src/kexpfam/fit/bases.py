@@ -11,16 +11,6 @@ from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.task import Splits
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Box, Gaussian, Mixture, logsumexp
 
-__all__ = [
-    "BANDWIDTHS",
-    "BASES",
-    "MOST_CENTRES",
-    "fit_base",
-    "kernel_density_scores",
-    "optimism",
-    "tailed_gaussian",
-]
-
 # Weight and relative width of the wide component of a Gaussian base under a condition, so that distant
 # targets have positive density.
 TAIL_SHARE, TAIL_WIDTH = 0.02, 4.0

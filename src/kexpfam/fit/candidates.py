@@ -8,8 +8,6 @@ from kexpfam.fit.problem import Solver
 from kexpfam.fit.select import FEW_DIMS, Kernel
 from kexpfam.fit.task import Candidate, Task
 
-__all__ = ["CANDIDATES", "MODELS", "candidates"]
-
 # Candidates in the order in which they are fitted.
 CANDIDATES: dict[str, type[Candidate]] = {
     one.name: one for one in (MixtureCandidate, KernelCandidate, ChainCandidate)

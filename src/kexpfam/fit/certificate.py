@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.fit.convex import Likelihood, gradient, likelihood, maximise, objective, shortfall
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import effective_share
@@ -21,7 +21,7 @@ from kexpfam.model.measures import AbstractMeasure, logsumexp
 
 # Draws that the variance of the squared noise is estimated from.
 TRACE_DRAWS = 1000
-# Newton's method for the dual stops at this decrement; a division by the penalty does not make it visible.
+# Newton's method for the dual stops at this decrement, which is negligible even when divided by the penalty.
 CERTIFIED_DECREMENT = 1e-14
 
 
@@ -53,7 +53,7 @@ def certified(
     draws: WeightedDraws,
     conditions: np.ndarray,
     *,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> dict[str, float | Estimate]:
     """Return the facts of the convex problem that a diagnosis reads.
 
@@ -79,7 +79,7 @@ def certify(
     draws: WeightedDraws,
     conditions: np.ndarray,
     *,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Certificate:
     """Return the certificate of a fit.
 

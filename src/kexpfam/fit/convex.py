@@ -12,10 +12,9 @@ from typing import ClassVar, Literal, NamedTuple, Unpack
 import jax.random as jr
 import numpy as np
 import scipy.linalg
-from jaxtyping import Array, Key
 from threadpoolctl import threadpool_limits
 
-from kexpfam.data.sample import AnyArray, distinct_conditions
+from kexpfam.data.sample import AnyArray, RandomKey, distinct_conditions, row_slices
 from kexpfam.fit.distil import Distillation, distil
 from kexpfam.fit.newton import climb, factored
 from kexpfam.fit.problem import Problem, Solution, Solver, Status, Watchers
@@ -23,12 +22,15 @@ from kexpfam.integrate.nodes import effective_share
 from kexpfam.model.density import FEW_EFFECTIVE_DRAWS, LARGE_ERROR, Sampler, Tilt, TiltedCells
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.networks import Identity
-from kexpfam.settings import at_least
+from kexpfam.settings import at_least, one_of
 
 # Nodes with less than this share of the largest probability are left out of a Hessian: rounding is larger.
 NEGLIGIBLE = 1e-8
 # Numbers in the largest array of a Hessian's assembly: about 100 MB.
 BLOCK_NUMBERS = 12_000_000
+# Falling penalties on the way to a small one: the first, at which two Newton steps are enough, the factor to
+# the next, and the squared decrement at which Newton's method goes on to the next.
+FIRST_PENALTY, PENALTY_FACTOR, ROUGH_TOLERANCE = 1e-2, 0.1, 1e-2
 
 
 class Likelihood(NamedTuple):
@@ -202,9 +204,7 @@ def information(problem: Likelihood, triangles: np.ndarray, shares: np.ndarray) 
         return _square(((shares * phi[:, 0] ** 2) @ triangles)[None], 1, b)
     first, second = np.triu_indices(a)
     blocks = np.zeros((len(first), triangles.shape[1]))
-    size = max(1, BLOCK_NUMBERS // len(first))
-    for start in range(0, len(phi), size):
-        rows = slice(start, start + size)
+    for rows in row_slices(len(phi), max(1, BLOCK_NUMBERS // len(first))):
         outer = phi[rows, first] * phi[rows, second]
         blocks += outer.T @ (triangles[rows] * shares[rows, None])
     return _square(blocks, a, b)
@@ -224,25 +224,12 @@ def _places(size: int) -> np.ndarray:
     return np.maximum(places, places.T)
 
 
-def continuation(
-    problem: Likelihood,
-    penalty: float,
-    *,
-    start: np.ndarray | None = None,
-    first_penalty: float = 1e-2,
-    factor: float = 0.1,
-    tolerance: float = 1e-2,
-) -> Optimum:
-    """Return the optimum at ``penalty``, from ``start`` if given, else along falling penalties from f = 0.
-
-    At ``first_penalty`` two Newton steps solve the problem; each next penalty is ``factor`` times the last.
-    """
-    if start is not None:
-        return maximise(problem, penalty, start)
-    weights, stage = np.zeros(problem.mean_feature.size), first_penalty
+def continuation(problem: Likelihood, penalty: float) -> Optimum:
+    """Return the optimum at ``penalty``, along falling penalties from f = 0."""
+    weights, stage = np.zeros(problem.mean_feature.size), FIRST_PENALTY
     while stage > penalty:
-        weights = maximise(problem, stage, weights, tolerance=tolerance).weights
-        stage *= factor
+        weights = maximise(problem, stage, weights, tolerance=ROUGH_TOLERANCE).weights
+        stage *= PENALTY_FACTOR
     return maximise(problem, penalty, weights)
 
 
@@ -254,7 +241,7 @@ class Shortfall(NamedTuple):
 
 
 def shortfall(
-    problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+    problem: Problem, tilt: Tilt, proposal: AbstractMeasure, count: int, *, key: RandomKey
 ) -> Shortfall:
     """Return half the squared Newton decrement on fresh nodes: a finer grid, or ``count`` importance draws.
 
@@ -281,10 +268,11 @@ def polish(
     Newton's method starts at weights that are ``near``; otherwise it follows falling penalties.
     """
     posed, start = likelihood(problem, nodes), np.asarray(weights)
-    optimum = continuation(posed, problem.rkhs_penalty, start=start if near else None)
+    penalty = problem.rkhs_penalty
+    optimum = maximise(posed, penalty, start) if near else continuation(posed, penalty)
     facts = {
         "newton_decrement": optimum.decrement,
-        "polish_gain": optimum.value - maximise(posed, problem.rkhs_penalty, start, most=0).value,
+        "polish_gain": optimum.value - maximise(posed, penalty, start, most=0).value,
         "polish_effective_share": effective_share(posed.exponents(optimum.weights)[0]),
     }
     return optimum.weights, facts
@@ -315,8 +303,7 @@ class Convex(Solver):
     supports_conditions: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        if self.integral not in ("auto", "grid"):
-            raise ValueError(f"integral must be 'auto' or 'grid', got {self.integral!r}.")
+        one_of("integral", self.integral, ("auto", "grid"))
 
     @property
     def grid_only(self) -> bool:
@@ -326,7 +313,7 @@ class Convex(Solver):
     def uses_proposal(self) -> bool:
         return False
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return the maximiser of the penalised likelihood, and a sampler."""
         require_grid(self, problem)
         # On a grid nothing is drawn, and compiling the split of a key would take time.
@@ -404,7 +391,7 @@ def require_grid(solver: Solver, problem: Problem) -> None:
 
 
 def best_sampler(
-    problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: Key[Array, ""]
+    problem: Problem, tilt: Tilt, nodes: Nodes, settings: Distillation, *, key: RandomKey
 ) -> Sampler:
     """Return a sampler of the density: the base if f = 0, cells of a grid, or a distilled distribution."""
     if not np.any(tilt.weights):

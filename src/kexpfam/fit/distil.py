@@ -11,9 +11,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.loop import AdamState, run
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.fit.problem import Problem
@@ -81,16 +81,14 @@ class Distillation(SettingsRecord):
     batch_size: int = at_least(1, 512)
 
 
-def distil(
-    problem: Problem, weights: AnyArray, *, settings: Distillation | None = None, key: Key[Array, ""]
-) -> AbstractMeasure:
+def distil(problem: Problem, weights: AnyArray, *, settings: Distillation, key: RandomKey) -> AbstractMeasure:
     """Return a distribution close to ``p0 exp(f)``, under each condition if there are any."""
     distilled = _distil_network if problem.conditional else _distil_mixture
-    return distilled(problem, np.asarray(weights), settings or Distillation(), key)
+    return distilled(problem, np.asarray(weights), settings, key)
 
 
 def _distil_mixture(
-    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: RandomKey
 ) -> AbstractMeasure:
     """Return the closest to the density among base, proposal and the distilled mixtures."""
     tilt, proposal = problem.tilt(weights), problem.proposal
@@ -118,15 +116,14 @@ def nearest(laws: list[AbstractMeasure], nodes: Nodes, log_ratio: np.ndarray) ->
 
 
 def _distil_network(
-    problem: Problem, weights: np.ndarray, settings: Distillation, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, key: RandomKey
 ) -> MixtureNetwork:
     draw_key, start_key, run_key = jr.split(key, 3)
     draws = conditional_draws(problem, weights, settings, key=draw_key)
     shape = {"components": settings.network_components, "width": settings.width, "depth": settings.depth}
     with double_precision():
-        start = MixtureNetwork.draw(
-            draws.condition.shape[1], draws.target.astype(float), key=start_key, **shape
-        )
+        targets = draws.target.astype(float)
+        start = MixtureNetwork.draw(draws.condition.shape[1], targets, key=start_key, **shape)
         state = AdamState.start(start)
     fitting = NetworkFit(settings.rate, settings.steps, settings.batch_size)
     options = {"steps": settings.steps, "key": run_key, "chunk": 200, "stage": "sampler"}
@@ -141,7 +138,7 @@ class ConditionalDraws(NamedTuple):
 
 
 def conditional_draws(
-    problem: Problem, weights: np.ndarray, settings: Distillation, *, key: Key[Array, ""]
+    problem: Problem, weights: np.ndarray, settings: Distillation, *, key: RandomKey
 ) -> ConditionalDraws:
     """Return draws of the density at and between training conditions, chosen among nodes by their mass."""
     nodes_key, seed_key = jr.split(key)
@@ -178,7 +175,7 @@ class NetworkFit(eqx.Module):
     batch_size: int = eqx.field(static=True)
 
     def step(
-        self, draws: ConditionalDraws, state: AdamState, *, key: Key[Array, ""]
+        self, draws: ConditionalDraws, state: AdamState, *, key: RandomKey
     ) -> tuple[AdamState, NetworkFitHealth]:
         """Return the state after one step on a batch of the draws."""
         rows = jr.randint(key, (self.batch_size,), 0, draws.target.shape[0])

@@ -10,8 +10,6 @@ from kexpfam.model.kernels import KERNELS
 from kexpfam.model.spaces import Constant, FeatureSpace, KernelSpan, spread_rows
 from kexpfam.settings import SettingsRecord, at_least
 
-__all__ = ["Centres", "Features", "build_space", "centre_rows", "covering_centres"]
-
 # Centres of a one-dimensional target: this far apart (length scales) and beyond the data (standard
 # deviations).
 CENTRE_SPACING, CENTRE_MARGIN, MOST_TARGET_CENTRES = 0.7, 0.5, 100
@@ -64,7 +62,7 @@ def centre_rows(sample: Sample, features: Features, *, seed: int) -> Centres:
     spread = lambda rows, most: rows[spread_rows(rows, most, seed=seed)]
     if not sample.conditional:
         targets = np.asarray(sample.target)
-        # Centres cover the data, and how often a row was seen does not matter to that.
+        # Centres cover the data, whatever the number of repetitions of a row.
         return Centres(spread(targets[distinct_rows(targets)], features.centres), np.zeros((1, 0)))
     conditions, targets = (np.unique(np.asarray(part), axis=0) for part in (sample.condition, sample.target))
     return Centres(
@@ -101,8 +99,9 @@ def covering_centres(targets: np.ndarray, lengthscale: float) -> np.ndarray:
     """Return centres for functions of the target under a condition: on a line evenly spaced ones, else the
     targets given.
 
-    The best f is not a combination of kernels at the training targets alone: it pushes probability away from
-    where targets could have been, so its centres have to cover the line."""
+    The best f is not a combination of kernels at the training targets alone: it also lowers the density where
+    no targets were observed, so that its centres have to cover the line.
+    """
     if targets.shape[1] > 1:
         return targets
     low, high = targets.min() - CENTRE_MARGIN, targets.max() + CENTRE_MARGIN

@@ -5,13 +5,11 @@ own Hessian at that point are enough; that Hessian is the common one less the fo
 the Hessian does not depend on the rows, and one factor serves all folds.
 """
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cho_solve
 
-from kexpfam.data.sample import AnyArray, Sample, distinct_conditions
+from kexpfam.data.sample import AnyArray, Sample, distinct_conditions, row_slices
 from kexpfam.fit import convex
 from kexpfam.fit.newton import factored
 from kexpfam.fit.problem import Problem
@@ -63,8 +61,7 @@ class Folds:
         factors = self._factors(problem, optimum.weights, penalty, optimum.factor)
         # Fits are solved in blocks of constant memory.
         size = max(1, convex.BLOCK_NUMBERS // (len(problem.shares) * len(problem.node_features)))
-        for start in range(0, len(weights), size):
-            fits = slice(start, start + size)
+        for fits in row_slices(len(weights), size):
             part = problem._replace(mean_feature=self.means[fits], shares=self.shares[fits])
             weights[fits] = chord(part, penalty, weights[fits], factors[fits])
         totals, counts = np.zeros(len(self.psi)), np.zeros(len(self.psi))
@@ -128,8 +125,8 @@ def chord(problem: convex.Likelihood, penalty: float, start: np.ndarray, factors
         moving, value = moving[better], np.asarray(new_value)[better]
         weights[moving] = candidates[better]
     for k in (*failed, *moving):
-        options: Any = {"tolerance": FOLD_TOLERANCE, "most": NEWTON_STEPS}
-        weights[k] = convex.maximise(only(k), penalty, weights[k], **options).weights
+        found = convex.maximise(only(k), penalty, weights[k], tolerance=FOLD_TOLERANCE, most=NEWTON_STEPS)
+        weights[k] = found.weights
     return weights
 
 

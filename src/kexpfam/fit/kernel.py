@@ -32,8 +32,6 @@ from kexpfam.model.measures import AbstractMeasure, Box
 from kexpfam.model.spaces import Constant, FeatureSpace, RandomFeatures
 from kexpfam.stacklevel import caller_level
 
-__all__ = ["KernelCandidate", "KernelFit", "UnresolvedFitWarning", "on_host"]
-
 # Penalties of the selection differ from those of the fit by rounding.
 ROUNDING = 1.01
 
@@ -90,11 +88,10 @@ class KernelCandidate(Candidate):
     def _scalings(self, task: Task) -> dict[bool, Scaling]:
         """Return the scalings of the target that the search chooses from, by whether they have a power
         transformation."""
-        powers: tuple[bool, ...] = (False,)
-        if task.conditional:
-            powers = (False, True) if self.kernel.power is None else (bool(self.kernel.power),)
-        options: Any = {"power": True, "weight": task.sample.weight}
-        transformed = lambda: Scaling.of(task.values, task.kinds, **options)
+        if not task.conditional:
+            return {False: task.scaling}
+        powers = (False, True) if self.kernel.power is None else (bool(self.kernel.power),)
+        transformed = lambda: Scaling.of(task.values, task.kinds, power=True, weight=task.sample.weight)
         return {power: transformed() if power else task.scaling for power in powers}
 
     def _proposal(self, task: Task, scaled: Scaled, earlier: Mapping[str, Fitted]) -> AbstractMeasure | None:
@@ -119,9 +116,9 @@ class KernelCandidate(Candidate):
         settings, base, sample = selection.settings, selection.base, scaled.sample
         part, part_base, proposal = reduced(sample, base, settings.dims, mixture or base)
         space = self._space(task, part, selection)
-        mean = None
+        mean, of_all_rows = None, task.mean_feature
         if not task.conditional:
-            mean = (task.mean_feature or _mean_in_memory)(space, part, scaling, settings.dims)
+            mean = of_all_rows(space, scaling, settings.dims) if of_all_rows else mean_feature(space, part)
         integration = self.kernel.integration
         problem = Problem(part, part_base, space, settings.rkhs_penalty, proposal, integration, mean)
         checkpoint = task.checkpoint_for("kernel", (problem, self.solver))
@@ -152,16 +149,14 @@ class KernelCandidate(Candidate):
         completion: Completion | None,
     ) -> TiltedDensity:
         """Return the density of the solution, with its normaliser."""
-        key, integration = task.keys.density, problem.integration
-        finer, coarse = (problem.nodes(fineness=fineness, key=key) for fineness in (integration.finer, 1.0))
-        tilt, sampler = on_host(solution.tilt), on_host(solution.sampler)
-        if task.conditional:
-            check = coarse if finer.is_grid else None
-            return TiltedDensity(tilt, sampler, scaling, task.inputs, None, finer, check, completion)
-        options: Any = {"method": self.kernel.normaliser, "settings": integration, "key": key}
-        estimate = log_partition(tilt, sampler.reference, np.asarray(problem.sample.target), **options)
-        nodes = finer if finer.is_grid else None
-        return TiltedDensity(tilt, sampler, scaling, task.inputs, estimate, nodes, None, completion)
+        key, integration, grid = task.keys.density, problem.integration, problem.on_grid
+        tilt, sampler, estimate = on_host(solution.tilt), on_host(solution.sampler), None
+        if not task.conditional:
+            options: Any = {"method": self.kernel.normaliser, "settings": integration, "key": key}
+            estimate = log_partition(tilt, sampler.reference, np.asarray(problem.sample.target), **options)
+        finer = problem.nodes(fineness=integration.finer, key=key) if task.conditional or grid else None
+        coarse = problem.nodes(key=key) if task.conditional and grid else None
+        return TiltedDensity(tilt, sampler, scaling, task.inputs, estimate, finer, coarse, completion)
 
 
 def _note_raised_penalty(selection: Selection, penalty: float, name: str) -> None:
@@ -183,10 +178,6 @@ def _note_raised_penalty(selection: Selection, penalty: float, name: str) -> Non
         "where an infinite one leaves the base. A longer lengthscale or a smoother kernel may fit better."
     )
     warnings.warn(message, UnresolvedFitWarning, stacklevel=caller_level())
-
-
-def _mean_in_memory(space: FeatureSpace, sample: Any, scaling: Scaling, dims: tuple[int, ...]) -> np.ndarray:
-    return mean_feature(space, sample)
 
 
 def on_host(module: Any) -> Any:

@@ -7,14 +7,13 @@ ratio to the base by least squares.
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.fit.problem import Problem
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.located import Located
 from kexpfam.model.measures import Box, Mixture
-
-__all__ = ["located", "log_ratio", "narrow_law"]
 
 # Ridges relative to the largest eigenvalue. A row with a larger leverage has no meaningful left-out residual.
 RIDGES, MOST_LEVERAGE = 10.0 ** np.arange(-12.0, 4.0), 0.95
@@ -65,7 +64,7 @@ def located(problem: Problem) -> Located:
     return Located(span, weights, mean - middle @ weights, np.sqrt(variance), shape)
 
 
-def log_ratio(problem: Problem, law: Located, *, key: Key[Array, ""]) -> Float[np.ndarray, " r"]:
+def log_ratio(problem: Problem, law: Located, *, key: RandomKey) -> Float[np.ndarray, " r"]:
     r"""Return the weights of f nearest to the log ratio of the law's narrow part and the base.
 
     They minimise :math:`E_x Var_y[f - \log law / p_0] + \eta |f|^2` over draws around the location: the

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Int, Key, ScalarLike
+from jaxtyping import Array, Int, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.jax_settings import double_precision
 from kexpfam.progress import Listener, OutOfTimeError, Report
@@ -41,7 +41,7 @@ def scan(update: Callable[[Any, Any], tuple[Any, Any]], state: Any, inputs: Any)
 
 
 @eqx.filter_jit
-def _chunk(problem: Any, solver: Any, state: Any, key: Key[Array, ""], length: int) -> tuple[Any, Any]:
+def _chunk(problem: Any, solver: Any, state: Any, key: RandomKey, length: int) -> tuple[Any, Any]:
     keys = jax.vmap(lambda i: jr.fold_in(key, i))(state.step + jnp.arange(length))
     return scan(lambda state, key: solver.step(problem, state, key=key), state, keys)
 
@@ -52,7 +52,7 @@ def run(
     state: Any,
     *,
     steps: int,
-    key: Key[Array, ""],
+    key: RandomKey,
     stage: str,
     chunk: int = 25,
     report: Listener | None = None,

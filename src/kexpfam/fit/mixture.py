@@ -10,21 +10,13 @@ import numpy as np
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
+from kexpfam.data.sample import row_slices
 from kexpfam.data.weights import effective_rows, part_of, weighted_mean
 from kexpfam.fit.problem import Status
 from kexpfam.fit.task import Candidate, Fitted, Splits, Task
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import COVARIANCE_FLOOR, LOG_TWO_PI, Mixture, logsumexp
 from kexpfam.progress import Listener, Report
-
-__all__ = [
-    "MixtureCandidate",
-    "MixtureShape",
-    "best_mixture",
-    "best_shape",
-    "fit_mixture",
-    "mixture_held_out",
-]
 
 # Numbers of components that are tried, and the rows that each component needs.
 COUNTS, ROWS_PER_COMPONENT = (1, 2, 4, 8, 16, 32, 64), 5
@@ -56,11 +48,9 @@ class MixtureCandidate(Candidate):
             return "model='mixture' estimates p(x); use 'kernel' or 'chain' for p(y | x)."
         if not task.numeric:
             return "model='mixture' needs real columns without missing values; use 'chain'."
-        return (
-            "a mixture of normals has no bounds; use 'kernel' or 'chain'."
-            if task.support is not None
-            else None
-        )
+        if task.support is not None:
+            return "a mixture of normals has no bounds; use 'kernel' or 'chain'."
+        return None
 
     def fit(self, task: Task, earlier: Mapping[str, Fitted]) -> Fitted:
         points, weight, seed = task.sample.target, task.sample.weight, task.keys.seed
@@ -103,13 +93,12 @@ def best_shape(
 
     scores: dict[bool, list[float]] = {False: [], True: []}
     for place, components in enumerate(counts, start=1):
-        rising = [diagonal for diagonal, found in scores.items() if not _falls(found)]
+        rising = [diagonal for diagonal, series in scores.items() if not _falls(series)]
         if components > 1 and components * ROWS_PER_COMPONENT > rows:
             break
-        for diagonal, found in zip(
-            rising, side_by_side(score, [MixtureShape(components, d) for d in rising]), strict=True
-        ):
-            scores[diagonal].append(found)
+        found = side_by_side(score, [MixtureShape(components, diagonal) for diagonal in rising])
+        for diagonal, one in zip(rising, found, strict=True):
+            scores[diagonal].append(one)
         if report is not None:
             report(Report("mixture", place, len(counts), {}))
     diagonal = max(scores, key=lambda diagonal: max(scores[diagonal]))
@@ -200,8 +189,7 @@ class Moments(NamedTuple):
         """Yield the features of some rows at a time, and which rows they are."""
         first, second = self.pairs
         size = max(LEAST_BLOCK, BLOCK_NUMBERS // (1 + self.dim + len(first)))
-        for begin in range(0, columns.shape[1], size):
-            own = slice(begin, begin + size)
+        for own in row_slices(columns.shape[1], size):
             x = columns[:, own]
             yield own, np.concatenate([np.ones((1, x.shape[1])), x, x[first] * x[second]])
 

@@ -19,9 +19,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.model.measures import logsumexp
 from kexpfam.model.spaces import AbstractFunctionSpace, FeatureSpace
 from kexpfam.settings import SettingsRecord, at_least
@@ -64,7 +64,7 @@ class Groups(NamedTuple):
         return self.targets.reshape(-1, self.targets.shape[2])
 
 
-def group_rows(sample: Sample, settings: FStep | None = None, *, key: Key[Array, ""]) -> Groups:
+def group_rows(sample: Sample, settings: FStep | None = None, *, key: RandomKey) -> Groups:
     """Return the rows of the sample in groups, or a random part of them, drawn by their weights."""
     settings, count = settings or FStep(), len(sample)
     most = settings.groups if sample.conditional else settings.rows

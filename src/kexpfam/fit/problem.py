@@ -9,17 +9,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack, runti
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
 from kexpfam.model.density import Sampler, Tilt
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.model.spaces import FeatureSpace
 from kexpfam.progress import Listener
 from kexpfam.settings import SettingsRecord
-
-__all__ = ["SOLVERS", "Checkpoint", "Problem", "Solution", "Solver", "Status", "Watchers", "solver_from"]
 
 
 class Problem(eqx.Module):
@@ -76,7 +74,7 @@ class Problem(eqx.Module):
         proposal: AbstractMeasure | None = None,
         fineness: float = 1.0,
         draws: int | None = None,
-        key: Key[Array, ""] | None,
+        key: RandomKey | None,
     ) -> Nodes:
         """Return nodes for the partition functions: a grid in few dimensions, else importance draws."""
         settings = self.integration
@@ -152,7 +150,7 @@ class Solver(SettingsRecord):
         return True
 
     @abc.abstractmethod
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f and a sampler for the problem."""
 
 

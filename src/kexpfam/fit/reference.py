@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 from scipy.spatial import cKDTree
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.fit.bases import MOST_CENTRES, kernel_density_scores
 from kexpfam.fit.folds import Folds, left_out_rows
@@ -25,8 +25,6 @@ from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.ensemble import LawDensity
 from kexpfam.model.measures import Gaussian
 from kexpfam.stacklevel import caller_level
-
-__all__ = ["Comparison", "FallbackWarning", "cross_validated", "nearest_other", "or_normal", "plain_scores"]
 
 # Rows that a kernel density estimate is scored on.
 MOST_SCORED = 1000
@@ -114,7 +112,7 @@ def _linear(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return scores under a linear regression with normal residuals."""
     z, weight = task.sample.target, task.sample.weight
     inputs = np.column_stack([np.ones(len(z)), task.sample.condition])
-    counts = np.ones(len(kept)) if weight is None else weight[kept]
+    counts = task.sample.counts[kept]
     penalty = RIDGE * np.diag([0.0, *np.ones(inputs.shape[1] - 1)])
     gram = (inputs[kept].T * counts) @ inputs[kept] + penalty
     residuals = z - inputs @ np.linalg.lstsq(gram, (inputs[kept].T * counts) @ z[kept])[0]
@@ -133,7 +131,7 @@ def _independent(task: Task, kept: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Return scores under independent columns: frequencies of labels, atoms and gaps, normals elsewhere."""
     values, scaling, total = task.values, task.scaling, np.zeros(len(held))
     z, slopes, atoms = task.sample.target, scaling.log_jacobians(values), scaling.atoms(values)
-    counts = np.ones(len(values)) if task.sample.weight is None else task.sample.weight
+    counts = task.sample.counts
     for column, kind in enumerate(task.kinds):
         cells = values[:, column]
         real = ~np.isnan(cells) & ~atoms[:, column] & ~np.full(len(cells), kind.discrete)
@@ -183,7 +181,7 @@ def nearest_other(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(places[:, 0] == rows, places[:, 1], places[:, 0])
 
 
-def cross_validated(fit: KernelFit, targets: np.ndarray, *, key: Key[Array, ""]) -> np.ndarray | None:
+def cross_validated(fit: KernelFit, targets: np.ndarray, *, key: RandomKey) -> np.ndarray | None:
     """Return the log density of each row in model units under fits of the same settings without its fold.
 
     ``targets`` are all columns of the rows of the problem; f may depend on some of them. Rows beyond a number

@@ -7,8 +7,6 @@ from threadpoolctl import threadpool_limits
 from kexpfam.data.weights import part_of, standard_error, weighted_mean
 from kexpfam.model.measures import AbstractMeasure
 
-__all__ = ["relevant_dimensions"]
-
 # A dimension matters if permuting it costs a classifier of data against base this much (nats) and 3 standard
 # errors of the held-out rows, on the mean of so many permutations.
 RELEVANCE_FLOOR, REPEATS = 0.01, 4
@@ -22,8 +20,9 @@ def relevant_dimensions(
 ) -> tuple[int, ...]:
     """Return the dimensions that a classifier of data against base draws makes use of.
 
-    The ratio of data to base is what f models, and a classifier's logit estimates it. Boosted trees cope with
-    dimensions that carry nothing, which is what makes them a good judge of which ones do."""
+    f models the ratio of data to base, and a classifier's logit estimates it. Boosted trees are hardly
+    disturbed by irrelevant dimensions.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier  # slow to import
 
     if len(data) > MOST_ROWS:

@@ -45,19 +45,7 @@ from kexpfam.integrate.partition import METHODS
 from kexpfam.model.kernels import KERNELS, median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
-from kexpfam.settings import SettingsRecord, check_at_least, check_positive, shown
-
-__all__ = [
-    "Context",
-    "Kernel",
-    "KernelSettings",
-    "Scaled",
-    "Search",
-    "Selection",
-    "Trial",
-    "reduced",
-    "search",
-]
+from kexpfam.settings import SettingsRecord, check_at_least, check_positive, one_of, shown
 
 # Up to this many dimensions f depends on all of them, and the base is a Gaussian.
 FEW_DIMS = 3
@@ -72,6 +60,10 @@ CELLS_PER_SCALE, CHECKED = 2.0, 1.3
 # The largest loss (nats) of a kernel with kinks against the Gaussian kernel, and of a search against a kernel
 # density estimate; the second start is so many steps of the lattice below the first.
 WORST_LOSS, SHORTER = 0.1, 4
+# Features below this share of the strongest are left out of a product space.
+PRODUCT_FLOOR = 1e-8
+# Length scales and penalties beyond this and its inverse have squares beyond double precision.
+SMALLEST_SCALE = 1e-100
 
 
 class Search(SettingsRecord):
@@ -172,7 +164,7 @@ class Kernel(SettingsRecord):
     n_centres : int or None
         Number of features, at most; by default 400 for p(x), and 60 features of x, more from 1,200 rows on,
         for p(y | x).
-    normaliser : {"auto", "grid", "importance", "smc"}
+    normaliser : {"auto", "quadrature", "importance", "smc"}
         How log Z of p(x) is computed.
     search : Search
         The cross-validation.
@@ -194,15 +186,14 @@ class Kernel(SettingsRecord):
     integration: Integration = Integration()
 
     def __check_init__(self) -> None:
-        _check_name("kernel", self.name, KERNELS)
-        _check_name("space", self.space, SPACES)
-        _check_name("normaliser", self.normaliser, METHODS)
+        one_of("kernel", self.name, KERNELS)
+        one_of("space", self.space, SPACES)
+        one_of("normaliser", self.normaliser, METHODS)
         if isinstance(self.base, str):
-            _check_name("base", self.base, BASES)
+            one_of("base", self.base, BASES)
         elif self.base is not None and not isinstance(self.base, AbstractMeasure):
-            raise TypeError(
-                f"base must be one of {', '.join(BASES)}, a measure or None; got {shown(self.base)}."
-            )
+            names = ", ".join(BASES)
+            raise TypeError(f"base must be one of {names}, a measure or None; got {shown(self.base)}.")
         for name, record in (("search", Search), ("integration", Integration)):
             if not isinstance(getattr(self, name), record):
                 raise TypeError(f"{name} must be a {record.__name__}, got {shown(getattr(self, name))}.")
@@ -235,19 +226,6 @@ class Kernel(SettingsRecord):
         if self.space == "full":
             return Features(centres=np.iinfo(np.int32).max)
         return Features() if self.n_centres is None else Features(centres=self.n_centres)
-
-
-# Features below this share of the strongest are left out of a product space.
-PRODUCT_FLOOR = 1e-8
-
-
-# Length scales and penalties beyond this and its inverse have squares beyond double precision.
-SMALLEST_SCALE = 1e-100
-
-
-def _check_name(what: str, value: Any, known: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"unknown {what} {shown(value)}: choose one of {', '.join(known)}.")
 
 
 def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
@@ -355,7 +333,7 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
         with threadpool_limits(limits=1, user_api="blas"):
             settings = one.run()
         # The base was fitted to the points that the folds are scored on.
-        data, weight = one.data, one.weight
+        data, weight = one.data, one.training.weight
         several = len(searches) > 1
         gain = optimism(one.kind, data, context.splits, seed=context.seed, weight=weight) if several else 0.0
         ranked.append((one.best.score - gain, gain, settings, one))
@@ -364,6 +342,11 @@ def search(scaled: dict[bool, Scaled], context: Context) -> Selection | None:
     held_out = best.held_out(settings, gain=gain) if context.compared else best.cross_validated()
     trials = [trial for one in searches for trial in one.trials]
     return Selection(settings, best.base(settings, whole=True), best.best, trials, held_out)
+
+
+def _first_sample(scaled: dict[bool, Scaled]) -> Sample:
+    """Return the rows under the first scaling."""
+    return next(iter(scaled.values())).sample
 
 
 def _refuse_poor_kernel(found: "_LatticeSearch", scaled: dict[bool, Scaled], context: Context) -> None:
@@ -385,7 +368,7 @@ def _refuse_poor_kernel(found: "_LatticeSearch", scaled: dict[bool, Scaled], con
 
 def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
     """Return the names of the bases to choose from."""
-    sample, given = next(iter(scaled.values())).sample, context.kernel.base
+    sample, given = _first_sample(scaled), context.kernel.base
     if context.bases is not None or isinstance(given, AbstractMeasure):
         return ["given"]
     if given is not None or sample.conditional or sample.target.shape[1] <= FEW_DIMS:
@@ -396,7 +379,7 @@ def _base_kinds(scaled: dict[bool, Scaled], context: Context) -> list[str]:
 def _coordinates(scaled: dict[bool, Scaled], kind: str, context: Context) -> tuple[int, ...]:
     """Return the coordinates that f depends on, by a classifier of the data against draws of the first
     base."""
-    sample = next(iter(scaled.values())).sample
+    sample = _first_sample(scaled)
     targets = np.asarray(sample.target)
     everything = tuple(range(targets.shape[1]))
     if sample.conditional:
@@ -431,25 +414,24 @@ class _LatticeSearch:
 
     def __init__(self, kind: str, dims: tuple[int, ...], scaled: dict[bool, Scaled], context: Context):
         self.kind, self.dims, self.whole, self.context = kind, dims, scaled, context
-        self.fixed, self.options = context.kernel, context.kernel.search
-        first = next(iter(scaled.values())).sample
-        self.conditional = first.conditional
-        most = self.options.conditional_rows if self.conditional else self.options.rows
-        self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(first))[:most])
+        options = context.kernel.search
+        self.fixed, self.options = context.kernel, options
+        self.training = _first_sample(scaled)
+        self.conditional = self.training.conditional
+        most = options.conditional_rows if self.conditional else options.rows
+        self.chosen = np.sort(np.random.default_rng(context.seed).permutation(len(self.training))[:most])
         self.scaled = {
             power: Scaled(part.sample.rows(self.chosen), part.log_jacobian[self.chosen])
             for power, part in scaled.items()
         }
-        self.sample = next(iter(self.scaled.values())).sample
+        self.sample = _first_sample(self.scaled)
         self.trials: list[Trial] = []
         self.row_scores: list[np.ndarray] = []
         self.best_at: dict[tuple, float] = {}
         self.bases: dict[tuple, AbstractMeasure] = {}
         self.centres: dict[bool, Centres] = {}
         self.folds: dict[tuple | None, Folds] = {}
-        self.left_out = left_out_rows(
-            self.sample, self.options.folds, self.options.repeats, seed=context.seed
-        )
+        self.left_out = left_out_rows(self.sample, options.folds, options.repeats, seed=context.seed)
         self.unit = median_distance(self.sample.condition) if self.conditional else 1.0
         self.target_unit = 1.0 if self.conditional else median_distance(self.data[:, self.dims])
         self.axes = self._axes()
@@ -457,12 +439,7 @@ class _LatticeSearch:
     @property
     def data(self) -> np.ndarray:
         """Return the targets of all training rows under the first scaling."""
-        return np.asarray(next(iter(self.whole.values())).sample.target)
-
-    @property
-    def weight(self) -> np.ndarray | None:
-        """Return the weights of all training rows."""
-        return next(iter(self.whole.values())).sample.weight
+        return np.asarray(self.training.target)
 
     @property
     def settled(self) -> bool:
@@ -740,8 +717,8 @@ class _LatticeSearch:
         place = (settings.power, settings.base_width, whole)
         if place not in self.bases:
             sample = (self.whole if whole else self.scaled)[settings.power].sample
-            options: Any = {"power": settings.power, "width": settings.base_width, "context": self.context}
-            self.bases[place] = _fitted_base(self.kind, sample, **options)
+            power, width, context = settings.power, settings.base_width, self.context
+            self.bases[place] = _fitted_base(self.kind, sample, power=power, width=width, context=context)
         return self.bases[place]
 
 

@@ -10,18 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Float, Int
 
 from kexpfam.data.kinds import AbstractKind
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.data.scaling import Scaling
 from kexpfam.fit.problem import Checkpoint, Status
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Inputs
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.progress import Listener, TimeBudget
-
-__all__ = ["Candidate", "Fitted", "Keys", "Splits", "Task"]
 
 
 class Splits(NamedTuple):
@@ -82,11 +80,11 @@ class Splits(NamedTuple):
 class Keys(NamedTuple):
     """Random keys of the stages of a fit."""
 
-    selection: Key[Array, ""]
-    space: Key[Array, ""]
-    solver: Key[Array, ""]
-    density: Key[Array, ""]
-    chain: Key[Array, ""]
+    selection: RandomKey
+    space: RandomKey
+    solver: RandomKey
+    density: RandomKey
+    chain: RandomKey
 
     @property
     def seed(self) -> int:

@@ -15,7 +15,7 @@ from blackjax.mcmc.hmc import HMCInfo, HMCState
 from blackjax.smc import resampling
 from jaxtyping import Array, Bool, Float, Key, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.integrate.nodes import Integration, effective_share, importance_nodes, resample, seed_from
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
@@ -45,13 +45,13 @@ def hmc_step(
     states: HMCState,
     condition: Float[AnyArray, "b p"],
     step_size: ScalarLike,
-    key: Key[Array, ""],
+    key: RandomKey,
     settings: HMC | None = None,
 ) -> tuple[HMCState, HMCInfo]:
     """Return the states after one transition, and BlackJAX's information about it."""
     leapfrog_steps = (settings or HMC()).leapfrog_steps
 
-    def step(row_key: Key[Array, ""], state: HMCState, row: Float[Array, " p"]) -> tuple[HMCState, HMCInfo]:
+    def step(row_key: RandomKey, state: HMCState, row: Float[Array, " p"]) -> tuple[HMCState, HMCInfo]:
         log_density = lambda x: tilt.log_unnormalised(x, row)
         mass = jnp.ones(state.position.size)
         algorithm = blackjax.hmc(log_density, step_size, mass, num_integration_steps=leapfrog_steps)
@@ -61,7 +61,7 @@ def hmc_step(
 
 
 def jump(
-    tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: Key[Array, ""]
+    tilt: Tilt, proposal: AbstractMeasure, positions: Float[Array, "b d"], key: RandomKey
 ) -> Float[Array, "b d"]:
     """Return the positions after one independent Metropolis step with draws of the base or the proposal.
 
@@ -78,7 +78,7 @@ def jump(
     )
 
     def step(
-        row_key: Key[Array, ""], position: Float[Array, " d"], candidate: Float[Array, " d"]
+        row_key: RandomKey, position: Float[Array, " d"], candidate: Float[Array, " d"]
     ) -> Float[Array, " d"]:
         algorithm = blackjax.irmh(log_density, lambda _: candidate, log_candidate_density)
         return algorithm.step(row_key, algorithm.init(position))[0].position
@@ -88,7 +88,7 @@ def jump(
 
 @eqx.filter_jit
 def tuned_step_size(
-    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: Key[Array, ""]
+    tilt: Tilt, starts: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"], key: RandomKey
 ) -> Float[Array, ""]:
     """Return the HMC step size with the target acceptance rate, by Robbins-Monro steps on its logarithm."""
     settings = HMC()
@@ -134,7 +134,7 @@ def tempered(
     stages: int,
     *,
     settings: Integration | None = None,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Tempered:
     """Return draws of the base carried to the density by tempered SMC.
 
@@ -157,7 +157,7 @@ def tempered(
     )
     start = blackjax.smc.tempered.init(starts)._replace(tempering_param=jnp.asarray(0.0))
 
-    def body(carry: Any, step_key: Key[Array, ""]) -> tuple[Any, None]:
+    def body(carry: Any, step_key: RandomKey) -> tuple[Any, None]:
         def move(carry: Any) -> Any:
             state, total = carry
             state, info = kernel(step_key, state, settings.smc_moves, parameters)
@@ -170,7 +170,7 @@ def tempered(
 
 
 def refine(
-    density: TiltedDensity, count: int, steps: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
+    density: TiltedDensity, count: int, steps: int, X: np.ndarray | None = None, *, key: RandomKey
 ) -> np.ndarray:
     """Return draws of the density: the sampler's, resampled by their weights and moved by ``steps`` of HMC.
 
@@ -189,7 +189,7 @@ def refine(
     return density.in_data_units(draws.reshape(-1, count, draws.shape[1]), key=rest_key)
 
 
-def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Array, ""]) -> np.ndarray:
+def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: RandomKey) -> np.ndarray:
     """Return draws of a tilted density without conditions, in model units.
 
     Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
@@ -208,7 +208,7 @@ def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Key[Ar
 
 
 def refined_each(
-    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: Key[Array, ""]
+    tilt: Tilt, sampler: Sampler, condition: np.ndarray, steps: int, *, key: RandomKey
 ) -> np.ndarray:
     """Return one draw of the tilted density under each condition, in model units.
 
@@ -229,8 +229,8 @@ def walked(
     starts: np.ndarray,
     condition: np.ndarray,
     steps: int,
-    tune_key: Key[Array, ""],
-    move_key: Key[Array, ""],
+    tune_key: RandomKey,
+    move_key: RandomKey,
 ) -> np.ndarray:
     """Return the positions of chains after ``steps`` transitions of tuned HMC, each under its condition."""
     if steps == 0:

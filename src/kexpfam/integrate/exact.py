@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.model.density import Sampler, TiltedCells, TiltedDensity
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import Stack
@@ -17,7 +17,7 @@ STEPS = 20
 
 
 def exact_draws(
-    density: AbstractDensity, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]
+    density: AbstractDensity, count: int, X: np.ndarray | None = None, *, key: RandomKey
 ) -> np.ndarray:
     """Return draws of the density, in data units, of shape (count, d), or (rows of X, count, d).
 
@@ -36,7 +36,7 @@ def exact_draws(
     return dataclasses.replace(density, sampler=sampler).sample(count, X, key=key)
 
 
-def _of_stack(stack: Stack, count: int, X: np.ndarray | None, *, key: Key[Array, ""]) -> np.ndarray:
+def _of_stack(stack: Stack, count: int, X: np.ndarray | None, *, key: RandomKey) -> np.ndarray:
     """Return draws of the parts by their weights."""
     owner_key, *keys = jr.split(key, 1 + len(stack.parts))
     draws: Any = [exact_draws(part, count, X, key=one) for part, one in zip(stack.parts, keys, strict=True)]

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
-from kexpfam.model.measures import AbstractMeasure, Nodes, logsumexp, mesh
+from kexpfam.data.sample import RandomKey
+from kexpfam.model.measures import AbstractMeasure, Nodes, grid_cells, logsumexp
 from kexpfam.settings import SettingsRecord, above, at_least, between
 
 
@@ -27,7 +27,7 @@ class Integration(SettingsRecord):
     tail_cells : tuple of int
         Cells on each side beyond the range of the data.
     conditional_cells : tuple of int
-        The same where there is one integral per condition.
+        Cells per coordinate where there is one integral per condition.
     base_spread : float
         A grid reaches to this many standard deviations of the base.
     data_margin : float
@@ -158,16 +158,15 @@ class _GridRequest:
 def _built(request: _GridRequest) -> Nodes:
     """Return the grid of a request; a fit asks for each of its few grids several times."""
     edges = tuple(request.edges(index) for index in range(len(request.low)))
-    points = mesh([0.5 * (edge[1:] + edge[:-1]) for edge in edges])
-    log_volumes = np.log(mesh([np.diff(edge) for edge in edges])).sum(1)
-    nodes = Nodes(points, request.base.log_densities(points) + log_volumes, edges)
+    points, widths = grid_cells(edges)
+    nodes = Nodes(points, request.base.log_densities(points) + np.log(widths).sum(1), edges)
     for array in (nodes.points, nodes.log_weights, *edges):
         array.setflags(write=False)
     return nodes
 
 
 def importance_nodes(
-    base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: Key[Array, ""]
+    base: AbstractMeasure, proposal: AbstractMeasure, count: int, *, key: RandomKey
 ) -> Nodes:
     """Return draws from the equal mixture of base and proposal; no weight exceeds ``2 / count``."""
     base_key, proposal_key = jr.split(key)
@@ -188,9 +187,8 @@ def resample(nodes: Nodes, log_ratio: np.ndarray, count: int, *, seed: int) -> n
     positions = (rng.uniform() + np.arange(count)) / count
     chosen = np.searchsorted(np.cumsum(masses) / masses.sum(), positions)
     chosen = rng.permutation(np.minimum(chosen, len(masses) - 1))
-    return nodes.points[chosen] + nodes.widths[chosen] * rng.uniform(
-        -0.5, 0.5, (count, nodes.points.shape[1])
-    )
+    within = rng.uniform(-0.5, 0.5, (count, nodes.points.shape[1]))
+    return nodes.points[chosen] + nodes.widths[chosen] * within
 
 
 def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -203,7 +201,7 @@ def choose_each(masses: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return np.clip(places - offsets * masses.shape[1], 0, masses.shape[1] - 1)
 
 
-def seed_from(key: Key[Array, ""]) -> int:
+def seed_from(key: RandomKey) -> int:
     """Return a seed for NumPy and scikit-learn that is derived from a JAX key."""
     first, *_, last = np.asarray(jr.key_data(key)).tolist()
     return (first ^ last) % (2**31 - 1)

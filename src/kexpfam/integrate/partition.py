@@ -4,12 +4,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import Integration, grid_nodes, importance_nodes, uses_grid
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import QUADRATURE_SAFETY, Estimate, Tilt
 from kexpfam.model.measures import AbstractMeasure, logsumexp
+from kexpfam.settings import one_of
 
 METHODS = ("auto", "quadrature", "importance", "smc")
 # From this shape of the tail of the weights on, the error of their mean is not known (Vehtari et al., 2024).
@@ -35,15 +37,14 @@ def log_partition(
     *,
     method: str = "auto",
     settings: Integration | None = None,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Estimate:
     """Return ``log Z``.
 
     The method "auto" takes the first trustworthy estimate of a grid, importance draws and SMC.
     """
     settings = settings or Integration()
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r} for the normaliser: choose one of {', '.join(METHODS)}.")
+    one_of("normaliser", method, METHODS)
     grid = uses_grid(data.shape[1], conditional=False, settings=settings)
     if method == "quadrature" and not grid:
         most = len(settings.cells)
@@ -84,7 +85,7 @@ def by_quadrature(tilt: Tilt, data: np.ndarray, *, settings: Integration | None 
     return Estimate(finer, error, float(len(grids[0].points)))
 
 
-def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: Key[Array, ""], draws: int) -> Estimate:
+def by_importance(tilt: Tilt, proposal: AbstractMeasure, *, key: RandomKey, draws: int) -> Estimate:
     """Return the average over draws from base and proposal.
 
     The standard error is infinite if the weights have a tail too heavy to be known from these draws."""
@@ -117,7 +118,7 @@ def tail_shape(log_weights: np.ndarray) -> float:
     return float((tail * np.log1p(-rate * excess).mean() + 5.0) / (tail + 10.0))
 
 
-def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, ""]) -> Estimate:
+def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: RandomKey) -> Estimate:
     """Return the mean over independent runs of tempered SMC, with its standard error.
 
     The error is scaled such that 1.96 times it is half a 95 % interval of Student's t for so few runs."""
@@ -134,7 +135,7 @@ def by_smc(tilt: Tilt, *, settings: Integration | None = None, key: Key[Array, "
 
 
 @eqx.filter_jit
-def _smc(tilt: Tilt, key: Key[Array, ""], settings: Integration) -> Float[Array, ""]:
+def _smc(tilt: Tilt, key: RandomKey, settings: Integration) -> Float[Array, ""]:
     from kexpfam.integrate.chains import tempered  # BlackJAX is slow to import
 
     particles_key, loop_key = jr.split(key)

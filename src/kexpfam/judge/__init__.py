@@ -1,3 +1,1 @@
 """Quality of a fit: one diagnosis of named measurements, calibration, conformal repair, metrics."""
-
-__all__: list[str] = []

@@ -7,14 +7,16 @@ distributional conformal prediction). For any number of targets it is the probab
 density than y under x (HPD-split of Izbicki, Shimizu and Stern 2022), estimated from draws.
 """
 
+import dataclasses
 import warnings
 from typing import Any
 
 import equinox as eqx
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 from kexpfam.judge.pit import coverage_text, density_ranks, inside_central
@@ -86,12 +88,14 @@ class Conformal(eqx.Module):
         return float(self.ranks[k - 1])
 
     def coverage(
-        self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: Key[Array, ""]
+        self, density: Any, X: np.ndarray, targets: np.ndarray, *, key: RandomKey
     ) -> dict[float, float]:
         """Return the share of targets inside repaired intervals, or regions of several targets."""
-        ranks, levels = np.zeros(len(targets)), None if self.levels is None else density.cdf(targets, X)
-        if levels is None:
+        levels, ranks = None, np.zeros(len(targets))
+        if self.levels is None:
             ranks = density_ranks(density, X, targets, draws=self.draws, key=key)
+        else:
+            levels = density.cdf(targets, X)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnboundedWarning)
             return {float(c): float(np.mean(_inside(levels, ranks, c, self))) for c in self.coverages}
@@ -118,7 +122,7 @@ class Conformal(eqx.Module):
 
 
 def conformalise(
-    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, folds: int = 10, key: Key[Array, ""]
+    density: Any, X: np.ndarray, targets: np.ndarray, *, draws: int, folds: int = 10, key: RandomKey
 ) -> Conformal:
     """Return the repair of a conditional density by rows that it was not fitted to.
 
@@ -138,7 +142,7 @@ def conformalise(
             for out in (parts == part for part in range(folds)):
                 kept, own = (None if levels is None else levels[rows] for rows in (~out, out))
                 after[out, j] = _inside(own, ranks[out], coverage, _repair(kept, ranks[~out], draws))
-    return eqx.tree_at(lambda c: (c.before, c.after), found, (before.mean(0), after.mean(0)))
+    return dataclasses.replace(found, before=before.mean(0), after=after.mean(0))
 
 
 def _repair(levels: np.ndarray | None, ranks: np.ndarray, draws: int) -> Conformal:

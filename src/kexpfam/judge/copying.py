@@ -1,7 +1,7 @@
-"""Whether draws repeat training rows, and whether the density gives away who was in the training table.
+"""Whether draws repeat training rows, and whether log densities reveal which rows were in the training table.
 
-These are measurements, not guarantees: they bound what two simple attacks find out. They are no differential
-privacy, which is a property of how a model is fitted.
+These are measurements, not guarantees: they show what two simple attacks find out. They do not imply
+differential privacy, which is a property of how a model is fitted.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import mannwhitneyu
 from sklearn.neighbors import NearestNeighbors
-
-__all__ = ["Copying", "measure_copying"]
 
 # Draws that are nearer to a training row than this share of the held-out rows are called close.
 CLOSE = 0.05

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Estimate
 from kexpfam.model.partial import FewDrawsWarning, completed, log_evidence
-
-__all__ = ["Independence", "independence_test", "mutual_information"]
 
 
 class Independence(NamedTuple):
@@ -41,7 +40,7 @@ def mutual_information(
     *,
     rows: int,
     draws: int,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Estimate:
     """Return the mutual information of columns a and b given others, in nats, with its Monte Carlo error.
 
@@ -66,7 +65,7 @@ def independence_test(
     *,
     copies: int,
     draws: int,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> Independence:
     """Return the test of whether columns a and b of the rows are independent given others.
 
@@ -86,7 +85,7 @@ def independence_test(
 
 
 def _log_marginal(
-    density: Any, values: np.ndarray, columns: Sequence[int], draws: int, key: Key[Array, ""]
+    density: Any, values: np.ndarray, columns: Sequence[int], draws: int, key: RandomKey
 ) -> np.ndarray:
     """Return the log density of some columns of each row."""
     return log_evidence(density, _only(values, columns), draws, key=key) if columns else np.zeros(len(values))

@@ -16,13 +16,11 @@ from jaxtyping import Float
 
 from kexpfam.model.measures import logsumexp
 
-__all__ = ["Martingales"]
-
 # Bets 1 + a (2 u - 1) + b (6 u^2 - 6 u + 1): no bet, on location, on spread.
 BETS = np.array(
     [(0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.95, 0.0), (-0.95, 0.0), (0.0, 0.9), (0.0, -0.9), (0.0, 1.8)]
 )
-# The share of the wealth that is dealt out equally at each step.
+# The share of the wealth that is divided equally among all bets at each step.
 JUMP = 0.01
 
 

@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Float
 
 from kexpfam.data.encoding import TableSchema
+from kexpfam.data.sample import RandomKey
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.partial import completed
-
-__all__ = ["SCORED_DRAWS", "Cells", "explain_cells", "explain_target"]
 
 # Draws of a cell that the mean log density is taken over.
 SCORED_DRAWS = 32
 
 
-class Cells(NamedTuple):
+class ExplainedCells(NamedTuple):
     """The surprise of cells, their usual values, and the ends of an interval, each (rows, columns)."""
 
     surprise: Float[np.ndarray, "n d"]
@@ -41,8 +40,8 @@ def explain_cells(
     *,
     coverage: float,
     draws: int,
-    key: Key[Array, ""],
-) -> Cells:
+    key: RandomKey,
+) -> ExplainedCells:
     """Return the surprise of each cell, given the other cells of its row, and its usual value.
 
     ``score`` returns the log density of rows. Cells outside the support count as missing for the others.
@@ -65,7 +64,7 @@ def explain_cells(
         else:
             for part, quantile in zip(others, found.quantile(levels, j).T, strict=True):
                 part[:, j] = quantile
-    return Cells(np.where(outside, np.inf, surprise), *others)
+    return ExplainedCells(np.where(outside, np.inf, surprise), *others)
 
 
 def explain_target(
@@ -74,8 +73,8 @@ def explain_target(
     values: Float[np.ndarray, "n 1"],
     draws: Float[np.ndarray, "n m 1"],
     coverage: float,
-) -> Cells:
+) -> ExplainedCells:
     """Return surprise, usual value and the ends of its interval for a single target."""
     usual = np.stack([score(draws[:, k]) for k in range(draws.shape[1])]).mean(axis=0)
     found = quantile([0.5, 0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
-    return Cells((usual - score(values))[:, None], *(found[:, [k]] for k in range(3)))
+    return ExplainedCells((usual - score(values))[:, None], *(found[:, [k]] for k in range(3)))

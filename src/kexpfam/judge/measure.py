@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
-from kexpfam.data.sample import Sample
+from kexpfam.data.sample import RandomKey, Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.integrate.nodes import effective_share
 from kexpfam.jax_settings import double_precision
@@ -77,7 +76,7 @@ class Evidence:
     training_score: float | None = None
     between_score: float | None = None
     settings: Judgement = field(default_factory=Judgement)
-    key: Key[Array, ""]
+    key: RandomKey
 
     def parts(self, kind: type) -> list[Any]:
         """Return the parts of the density of this class."""
@@ -274,7 +273,7 @@ def _bounds(facts: Mapping[str, Fact]) -> Iterator[Measurement]:
 
 
 def _sampler_mmd(
-    density: TiltedDensity, draws: np.ndarray, settings: Judgement, *, key: Key[Array, ""]
+    density: TiltedDensity, draws: np.ndarray, settings: Judgement, *, key: RandomKey
 ) -> Measurement:
     from kexpfam.integrate.chains import refined  # BlackJAX is slow to import
 
@@ -358,7 +357,7 @@ def sampler_fit(
     *,
     settings: Judgement | None = None,
     weight: np.ndarray | None = None,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> SamplerFit:
     """Return how the sampler fits the density at training conditions in the data's units, drawn by weight.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from kexpfam.data.sample import row_slices
 from kexpfam.model.density import Estimate
 from kexpfam.model.kernels import median_distance
 
@@ -25,7 +26,7 @@ def mmd_squared(
     if lengthscale is None:
         lengthscale = np.sqrt(0.1) * median_distance(ys)
     n, m = len(xs), len(ys)
-    within_x, square_x = _kernel_sums(xs, xs, lengthscale, rows_per_chunk)
+    within_x, _ = _kernel_sums(xs, xs, lengthscale, rows_per_chunk)
     within_y, square_y = _kernel_sums(ys, ys, lengthscale, rows_per_chunk)
     across, _ = _kernel_sums(xs, ys, lengthscale, rows_per_chunk)
     value = (within_x - n) / (n * (n - 1)) + (within_y - m) / (m * (m - 1)) - 2 * across / (n * m)
@@ -39,8 +40,8 @@ def _kernel_sums(xs: np.ndarray, ys: np.ndarray, lengthscale: float, rows: int) 
     total = squares = 0.0
     ys = ys / lengthscale
     norms = np.sum(ys**2, 1)
-    for first in range(0, len(xs), rows):
-        part = xs[first : first + rows] / lengthscale
+    for chunk in row_slices(len(xs), rows):
+        part = xs[chunk] / lengthscale
         squared = np.sum(part**2, 1)[:, None] + norms - 2.0 * part @ ys.T
         kernel = np.exp(-0.5 * np.maximum(squared, 0.0))
         total += kernel.sum()

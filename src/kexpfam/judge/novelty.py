@@ -24,8 +24,6 @@ from kexpfam.data.weights import effective_rows, is_whole, part_of
 from kexpfam.model.distributions import AbstractDensity
 from kexpfam.model.ensemble import ChainDensity, Stack
 
-__all__ = ["Reference", "discoveries", "part_density"]
-
 SIDES = ("low", "both")
 # Scores are rounded, so that equal rows of labels have equal scores however these were computed.
 DIGITS = 6

@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Float
 
-from kexpfam.data.sample import RandomKey
+from kexpfam.data.sample import RandomKey, row_slices
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.judge.diagnosis import Judgement, Measurement
 
@@ -74,10 +74,8 @@ def _single(
     # PIT values alone have little power against a wrong spread; central intervals have none against a shift.
     tests = uniform, intervals = _uniform(pit), _uniform(central)
     sampler = _uniform(sampler_pit).p_value
-    shown = (
-        f"KS p = {uniform.p_value:.3f}; of intervals {intervals.p_value:.3f}; of the sampler {sampler:.3f}"
-    )
-    yield _tested(tests, settings, f"{kind} uniform?", shown)
+    text = f"KS p = {uniform.p_value:.3f}; of intervals {intervals.p_value:.3f}; of the sampler {sampler:.3f}"
+    yield _tested(tests, settings, f"{kind} uniform?", text)
     yield Measurement("sampler_pit_p_value", sampler)
     yield Measurement("region_level", central, text="central intervals")
     yield _coverage({level: np.mean(inside_central(pit, level)) for level in settings.coverages}, "intervals")
@@ -121,19 +119,12 @@ def _drawn(
     columns = [(seen(points, k), seen(draws, k)) for k in range(points.shape[1])]
     single = [same(*pair) for pair in columns if min(map(len, pair))]
     joint = same(own, drawn)
-    levels = _levels(own, drawn, np.random.default_rng(seed_from(seed_key)))
+    levels = region_levels(own, drawn, rng=np.random.default_rng(seed_from(seed_key)))
     yield Measurement("pit", levels, text="share of draws of higher density")
     yield _tested([joint, *single], settings, "like draws?", f"KS p of log densities = {joint.p_value:.3f}")
     yield _of_columns(single, "KS test of each column")
     yield Measurement("region_level", levels, text="highest-density regions")
     yield _coverage({level: np.mean(levels <= level) for level in settings.coverages}, "regions")
-
-
-def _levels(own: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the share of draws of higher log density, randomised among equal ones."""
-    ordered = np.sort(drawn)
-    upto, under = (np.searchsorted(ordered, own, side=side) for side in ("right", "left"))
-    return (len(drawn) - upto + rng.uniform(size=len(own)) * (upto - under + 1)) / (len(drawn) + 1)
 
 
 class Uniformity(NamedTuple):
@@ -191,16 +182,21 @@ def _uniform(values: np.ndarray) -> Uniformity:
 
 
 def region_levels(
-    rows: Float[np.ndarray, " n"], draws: Float[np.ndarray, "n m"], *, rng: np.random.Generator
+    rows: Float[np.ndarray, " n"], draws: Float[np.ndarray, "... m"], *, rng: np.random.Generator
 ) -> Float[np.ndarray, " n"]:
     r"""Return, for each row, the probability of the smallest highest-density region that contains it.
 
-    ``rows`` and ``draws`` are log densities of each row and of draws of the model (under its condition). The
-    level is the share of draws with a higher density, randomised among m + 1 ranks: uniform if rows are
-    draws.
+    ``rows`` and ``draws`` are log densities of each row and of draws of the model, under the condition of
+    each row or the same draws for all rows. The level is the share of draws with a higher density, randomised
+    among m + 1 ranks: uniform if rows are draws.
     """
-    above, equal = (draws > rows[:, None]).sum(axis=1), (draws == rows[:, None]).sum(axis=1)
-    return (above + rng.uniform(size=len(rows)) * (equal + 1)) / (draws.shape[1] + 1)
+    if draws.ndim == 1:
+        ordered = np.sort(draws)
+        upto, under = (np.searchsorted(ordered, rows, side=side) for side in ("right", "left"))
+        above, equal = len(draws) - upto, upto - under
+    else:
+        above, equal = (draws > rows[:, None]).sum(axis=1), (draws == rows[:, None]).sum(axis=1)
+    return (above + rng.uniform(size=len(rows)) * (equal + 1)) / (draws.shape[-1] + 1)
 
 
 def inside_central(pit: np.ndarray, coverage: float) -> np.ndarray:
@@ -266,7 +262,5 @@ def column_ranks(
 
 def _draws(density: Any, X: np.ndarray, draws: int, *, key: RandomKey) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield chunks of rows with their draws, of shape (rows, draws, columns)."""
-    size = max(1, CHUNK_DRAWS // draws)
-    for number, start in enumerate(range(0, len(X), size)):
-        rows = slice(start, start + size)
+    for number, rows in enumerate(row_slices(len(X), max(1, CHUNK_DRAWS // draws))):
         yield rows, density.sample(draws, X[rows], key=jr.fold_in(key, number))

@@ -1,3 +1,1 @@
 """What p is: kernels, laws, function spaces, networks, and the density that they make."""
-
-__all__: list[str] = []

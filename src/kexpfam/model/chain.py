@@ -23,17 +23,6 @@ from kexpfam.data.scaling import InputEncoding, Scaling
 from kexpfam.model.families import BUMPS, FAMILIES, AbstractFamily
 from kexpfam.model.networks import silu
 
-__all__ = [
-    "AtomLaw",
-    "Chain",
-    "ChainDraws",
-    "ChainSampler",
-    "Layout",
-    "keep_all",
-    "piecewise",
-    "piecewise_knots",
-]
-
 # Inputs with fewer distinct knots have no piecewise-linear encoding.
 FEWEST_KNOTS = 4
 
@@ -175,9 +164,8 @@ class AtomLaw(NamedTuple):
         """Return the log density of values."""
         xp = z.__array_namespace__()
         atom = xp.isinf(z)
-        found = self.family.log_density(
-            self.outputs, xp.where(atom, 0.0, z).astype(self.outputs.dtype), cells
-        )
+        safe = xp.where(atom, 0.0, z).astype(self.outputs.dtype)
+        found = self.family.log_density(self.outputs, safe, cells)
         if self.logit is None:
             return found
         return xp.where(atom, _log_sigmoid(self.logit), found + _log_sigmoid(-self.logit))
@@ -382,9 +370,8 @@ class Chain(PlainModule):
             [self.seen(x), np.zeros((len(x), len(self.columns.encoding.owners)))], axis=1
         )
         (outputs,), logits = self.outputs(rows)
-        return AtomLaw(
-            self.columns.families[0].at(0), outputs[:, 0], logits[:, 0] if self.columns.atoms else None
-        )
+        logit = logits[:, 0] if self.columns.atoms else None
+        return AtomLaw(self.columns.families[0].at(0), outputs[:, 0], logit)
 
     def sample(
         self,
@@ -498,11 +485,9 @@ class Link(NamedTuple):
     def law(self, units: Float[np.ndarray, "n u"], inputs: Float[np.ndarray, "n a"]) -> AtomLaw:
         """Return the law of the column in each row."""
         outputs = units @ self.out + inputs @ self.skip + self.shift
-        return (
-            AtomLaw(self.family, outputs[:, :-1], outputs[:, -1])
-            if self.atom
-            else AtomLaw(self.family, outputs, None)
-        )
+        if self.atom:
+            return AtomLaw(self.family, outputs[:, :-1], outputs[:, -1])
+        return AtomLaw(self.family, outputs, None)
 
 
 class Pass(NamedTuple):

@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.data.scaling import Scaling
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.distributions import FAR, AbstractDensity, Distributions, narrowed
@@ -95,9 +95,8 @@ class Tilt(eqx.Module):
             return
         psi = self.space.target.node_matrix(nodes)
         weights = np.asarray(self.weights).reshape(self.space.condition.size, -1)
-        rows = max(1, most_numbers // len(nodes.log_weights))
-        for start in range(0, len(condition), rows):
-            phi = self.space.condition.matrix(condition[start : start + rows])
+        for rows in row_slices(len(condition), max(1, most_numbers // len(nodes.log_weights))):
+            phi = self.space.condition.matrix(condition[rows])
             yield nodes.log_weights + (phi @ weights) @ psi.T
 
     def log_partitions(self, nodes: Nodes, condition: Conditions) -> Float[AnyArray, " n"]:
@@ -340,9 +339,8 @@ class TiltedDensity(AbstractDensity):
         with double_precision():
             sampler = jax.tree.map(np.asarray, self.sampler.given(condition))
         empty = Inputs(Scaling.plain(np.zeros((1, 0))), np.zeros(0), np.zeros(0))
-        return TiltedDensity(
-            self.tilt.given(condition), sampler, self.scaling, empty, estimate, nodes, None, None
-        )
+        tilt = self.tilt.given(condition)
+        return TiltedDensity(tilt, sampler, self.scaling, empty, estimate, nodes, None, None)
 
     def _own(self, z: Rows) -> Float[AnyArray, "n s"]:
         """Return the coordinates that f depends on."""
@@ -357,9 +355,7 @@ class TiltedDensity(AbstractDensity):
 
     def _nodes(self) -> Nodes:
         if self.nodes is None:
-            raise ValueError(
-                "too many target columns for a grid of moments and quantiles; use sample instead."
-            )
+            raise ValueError("y has too many columns for a grid of moments and quantiles; use sample.")
         return self.nodes
 
 
@@ -369,9 +365,8 @@ def _draw_with_density(
 ) -> tuple[Float[Array, "b d"], Float[Array, " b"], Float[Array, " b"]]:
     noise = draw_each(sampler.reference, condition, key=key)
     move = lambda row, c: sampler.transport(row[None], c[None])[0].astype(row.dtype)
-    signs, log_determinants = jax.vmap(lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c)))(
-        noise, condition
-    )
+    determinant = lambda row, c: jnp.linalg.slogdet(jax.jacfwd(move)(row, c))
+    signs, log_determinants = jax.vmap(determinant)(noise, condition)
     moved = sampler.base.fold(jax.vmap(move)(noise, condition))
     return moved, log_density_each(sampler.reference, noise, condition) - log_determinants, signs
 

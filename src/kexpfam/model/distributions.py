@@ -9,27 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from kexpfam.data.kinds import AbstractKind
-from kexpfam.data.sample import AnyArray, PlainModule
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.jax_settings import double_precision
 from kexpfam.stacklevel import caller_level
-
-__all__ = [
-    "FAR",
-    "MEAN_DRAWS",
-    "AbstractDensity",
-    "AbstractDistributions",
-    "Distributions",
-    "MomentWarning",
-    "mean_of_draws",
-    "narrowed",
-    "pooled_moments",
-    "positive",
-    "scores",
-    "supported_mean",
-]
 
 # In model units: beyond, squares overflow, and any log density is below the smallest number.
 FAR = 1e150
@@ -243,9 +228,8 @@ class MixedDistributions(AbstractDistributions):
             if np.all(high - low <= ROUNDING * (np.abs(low) + np.abs(high))):
                 break
             total = below + above
-            middle = low + np.where(total > 0.0, below / np.where(total > 0.0, total, 1.0), 0.5) * (
-                high - low
-            )
+            share = np.where(total > 0.0, below / np.where(total > 0.0, total, 1.0), 0.5)
+            middle = low + share * (high - low)
             rest = levels - self.cdf(middle)
             exact, up = np.abs(rest) <= ROUNDING, rest >= 0.0
             # The distance of the end that stays twice is halved, so that it moves as well.
@@ -291,9 +275,8 @@ class MixedDistributions(AbstractDistributions):
 
     def _mixed(self, values: np.ndarray) -> np.ndarray:
         """Return the weighted sums over the parts."""
-        return np.einsum(
-            "k,nk...->n...", self.weights, values.reshape(*self.points.shape[:2], *values.shape[1:])
-        )
+        by_part = values.reshape(*self.points.shape[:2], *values.shape[1:])
+        return np.einsum("k,nk...->n...", self.weights, by_part)
 
 
 def pooled_moments(
@@ -368,7 +351,7 @@ class AbstractDensity(PlainModule):
         rows = (point,) if x is None else (point, jnp.asarray(x))
         return _in_double(_copied(self), jnp.result_type(point.dtype, jnp.float32))(*rows)
 
-    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: Key[Array, ""]) -> Float[Array, " d"]:
+    def draw(self, x: Float[AnyArray, " p"] | None = None, *, key: RandomKey) -> Float[Array, " d"]:
         """Return one draw as a pure function of its key, for jit and vmap of JAX, in JAX's precision."""
         raise TypeError(f"a {type(self).__name__} draws on the host only; use sample.")
 
@@ -377,7 +360,7 @@ class AbstractDensity(PlainModule):
         return positive(self)
 
     @abc.abstractmethod
-    def sample(self, count: int, X: np.ndarray | None = None, *, key: Key[Array, ""]) -> np.ndarray:
+    def sample(self, count: int, X: np.ndarray | None = None, *, key: RandomKey) -> np.ndarray:
         """Return draws: (count, dimensions), or under conditions (rows, count, dimensions)."""
 
     @abc.abstractmethod
@@ -389,7 +372,7 @@ class AbstractDensity(PlainModule):
         """Return the distribution of the single target under each condition, or of the only one."""
 
     def mean(
-        self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: Key[Array, ""] | None = None
+        self, X: np.ndarray | None = None, *, draws: int = MEAN_DRAWS, key: RandomKey | None = None
     ) -> np.ndarray:
         """Return the mean under each condition, (rows, dimensions).
 
@@ -416,8 +399,8 @@ class AbstractDensity(PlainModule):
         if not self.conditional or X is None:
             yield self.distributions(X), slice(None)
             return
-        for start in range(0, len(X), ROWS):
-            yield self.distributions(X[start : start + ROWS]), slice(start, start + ROWS)
+        for rows in row_slices(len(X), ROWS):
+            yield self.distributions(X[rows]), rows
 
 
 def positive(density: Any) -> Float[np.ndarray, "2 d"] | None:
@@ -484,10 +467,9 @@ def _interpolated(
         (xp.take_along_axis(part, place, axis=1), xp.take_along_axis(part, place + 1, axis=1))
         for part in (abscissae, ordinates)
     )
+    wide = right > left
     # At a jump, the level from the right is that after it.
-    share = xp.where(
-        right > left, (at - left) / xp.where(right > left, right - left, 1.0), float(side == "right")
-    )
+    share = xp.where(wide, (at - left) / xp.where(wide, right - left, 1.0), float(side == "right"))
     inner = bottom + xp.clip(share, 0.0, 1.0) * (top - bottom)
     return xp.where(at < low, ordinates[:, :1], xp.where(at > high, ordinates[:, -1:], inner))
 
@@ -527,7 +509,5 @@ def scores(
         near = np.where(far[:, None], scaling.to_data(np.zeros((1, targets.shape[1]))), targets)
         found = np.where(far, -np.inf, np.asarray(density.log_density(near, *X)))
     if np.isnan(found).any():
-        raise ValueError(
-            "Input X contains NaN in columns that had all their cells where the model was fitted."
-        )
+        raise ValueError("Input X contains NaN in columns that had no missing values during fit.")
     return found

@@ -30,25 +30,6 @@ from kexpfam.data.sample import AnyArray, PlainModule
 from kexpfam.data.scaling import Scaling
 from kexpfam.model.measures import LOG_TWO_PI, logsumexp
 
-__all__ = [
-    "BUMPS",
-    "FAMILIES",
-    "HEAD",
-    "OTHERS",
-    "AbstractFamily",
-    "AbstractTilted",
-    "Circle",
-    "ConditionalParams",
-    "Labels",
-    "Lattice",
-    "PiecewiseLaw",
-    "RealLine",
-    "ResidualCells",
-    "features",
-    "log_base",
-    "residual_cells",
-]
-
 # Gaussian bumps of the tilt by default, from -REACH to REACH; their length scale is OVERLAP times their
 # distance. RIDGE is added to their Gram matrix.
 BUMPS, REACH, OVERLAP, RIDGE = 20, 4.0, 1.3, 1e-4
@@ -417,11 +398,6 @@ class AbstractTilted(AbstractFamily):
     bumps: int = eqx.field(static=True)
 
     @property
-    def features(self) -> int:
-        """Return the number of features."""
-        return OTHERS + self.bumps
-
-    @property
     def outputs(self) -> int:
         return HEAD + OTHERS + self.bumps
 
@@ -637,9 +613,8 @@ class Circle(AbstractFamily):
 
     def law(self, outputs: np.ndarray, cells: int | None) -> PiecewiseLaw:
         levels = self._levels(outputs, cells or self.cells)
-        return PiecewiseLaw(
-            np.broadcast_to(np.linspace(0.0, 2.0 * np.pi, levels.shape[1]), levels.shape), levels
-        )
+        angles = np.linspace(0.0, 2.0 * np.pi, levels.shape[1])
+        return PiecewiseLaw(np.broadcast_to(angles, levels.shape), levels)
 
     def _levels(self, outputs: AnyArray, cells: int) -> AnyArray:
         outputs = outputs.astype(float) if isinstance(outputs, np.ndarray) else outputs

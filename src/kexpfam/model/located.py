@@ -12,10 +12,8 @@ from jaxtyping import Array, Float
 
 from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.model.measures import AbstractMeasure, ConditionalMeasure, Mixture
-from kexpfam.model.networks import AbstractTransport, Layer, Network
+from kexpfam.model.networks import AbstractTransport, Conditions, Layer, Network, Noise
 from kexpfam.model.spaces import AbstractSpan
-
-__all__ = ["Defensive", "InUnits", "Located", "TransportInUnits"]
 
 
 class Located(ConditionalMeasure):
@@ -28,13 +26,13 @@ class Located(ConditionalMeasure):
     scale: Float[AnyArray, " d"]
     shape: Mixture
 
-    def location(self, condition: Float[AnyArray, "b p"]) -> Float[AnyArray, "b d"]:
+    def location(self, condition: Conditions) -> Float[AnyArray, "b d"]:
         """Return the centre of the law under each condition."""
         xp = condition.__array_namespace__()
         functions = [self.span.evaluate(weights, condition) for weights in self.weights.T]
         return self.constant + xp.stack(functions, axis=1)
 
-    def in_units(self, x: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b d"]:
+    def in_units(self, x: Float[AnyArray, "b d"], condition: Conditions) -> Float[Array, "b d"]:
         """Return points as differences from the location, in scales; training moves neither."""
         law = jax.lax.stop_gradient(jax.tree.map(jnp.asarray, self))
         return (x - law.location(jnp.asarray(condition))) / law.scale
@@ -76,7 +74,7 @@ class InUnits(eqx.Module):
         """Return the layers of the network."""
         return self.network.layers
 
-    def __call__(self, x: Float[AnyArray, "b d"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b ..."]:
+    def __call__(self, x: Float[AnyArray, "b d"], condition: Conditions) -> Float[Array, "b ..."]:
         return self.network(self.law.in_units(x, condition), condition)
 
 
@@ -86,8 +84,6 @@ class TransportInUnits(AbstractTransport):
     network: Network
     law: Located
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         scale = jax.lax.stop_gradient(jnp.asarray(self.law.scale))
         return noise + scale * self.network(self.law.in_units(noise, condition), condition)

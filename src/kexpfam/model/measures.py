@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, PlainModule, RandomKey
+from kexpfam.data.sample import AnyArray, PlainModule, RandomKey, row_slices
 from kexpfam.data.weights import weighted_covariance, weighted_mean
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.networks import Network
@@ -34,6 +34,8 @@ LOG_SCALES = (-6.0, 2.0)
 NUMBERS_PER_CHUNK = 8_000_000
 # Rows of the blocks of compiled programs: for single rows, for few and for many.
 ROWS_PER_BLOCK = 2, 32, 512
+# Rows whose features are computed at a time.
+ROWS_PER_CHUNK = 16384
 # Draws of a small and of a large block.
 DRAWS_PER_BLOCK = 256, 4096
 
@@ -51,16 +53,14 @@ def logsumexp(values: Float[AnyArray, "..."], axis: int = -1) -> Any:
         return np.log(np.exp(values - top).sum(axis=axis)) + top.squeeze(axis)
 
 
-def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = 16384) -> Any:
+def in_chunks(compute: Callable, *arrays: AnyArray, rows_per_chunk: int = ROWS_PER_CHUNK) -> Any:
     """Return ``compute(*arrays)`` as a NumPy array, some rows at a time; traced arrays are not chunked."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return compute(*arrays)
     arrays = tuple(np.asarray(array) for array in arrays)
-    starts = range(0, max(len(arrays[0]), 1), rows_per_chunk)
+    chunks = row_slices(max(len(arrays[0]), 1), rows_per_chunk)
     with double_precision():
-        return np.concatenate(
-            [np.asarray(compute(*(array[i : i + rows_per_chunk] for array in arrays))) for i in starts]
-        )
+        return np.concatenate([np.asarray(compute(*(array[rows] for array in arrays))) for rows in chunks])
 
 
 def in_blocks(compute: Callable, *arrays: np.ndarray) -> Any:
@@ -129,9 +129,16 @@ class Nodes(NamedTuple):
         return mesh([np.diff(edge) for edge in self.edges]) if self.is_grid else np.zeros_like(self.points)
 
 
-def mesh(axes: list[np.ndarray]) -> np.ndarray:
-    """Return the points of a grid, last axis fastest, (j, d)."""
+def mesh(axes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the points of a grid, last axis fastest, (j, d); without axes a single point."""
+    if not axes:
+        return np.zeros((1, 0))
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+
+
+def grid_cells(edges: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return midpoints and widths of the cells between borders along each dimension, (j, d)."""
+    return mesh([0.5 * (edge[1:] + edge[:-1]) for edge in edges]), mesh([np.diff(edge) for edge in edges])
 
 
 class AbstractMeasure(PlainModule):
@@ -193,7 +200,7 @@ class Gaussian(AbstractMeasure):
         return cls(weighted_mean(points, weight), width * np.linalg.cholesky(covariance))
 
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
-        return self._as_mixture().log_density(x)
+        return self.as_mixture().log_density(x)
 
     def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         noise = jr.normal(key, (count, self.mean.size), self.mean.dtype)
@@ -205,13 +212,14 @@ class Gaussian(AbstractMeasure):
         return Gaussian(self.mean[np.asarray(dims)], cholesky)
 
     def completed(self, dims: Dims, values: Float[Array, "b s"], *, key: RandomKey) -> Float[Array, "b d"]:
-        return self._as_mixture().completed(dims, values, key=key)
+        return self.as_mixture().completed(dims, values, key=key)
 
     def bounds(self, spread: float) -> tuple[np.ndarray, np.ndarray]:
         deviation = np.sqrt(np.sum(np.asarray(self.cholesky) ** 2, 1))
         return np.asarray(self.mean) - spread * deviation, np.asarray(self.mean) + spread * deviation
 
-    def _as_mixture(self) -> "Mixture":
+    def as_mixture(self) -> "Mixture":
+        """Return the normal as a mixture of one component."""
         xp = self.mean.__array_namespace__()
         return Mixture.of(xp.zeros(1, dtype=self.mean.dtype), self.mean[None], self.cholesky[None])
 

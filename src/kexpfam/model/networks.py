@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 
-__all__ = ["ACTIVATIONS", "AbstractTransport", "Free", "Given", "Identity", "Layer", "Network", "Residual"]
+Noise = Float[AnyArray, "b k"]
+Conditions = Float[AnyArray, "b p"]
 
 
 # Functions with a name of their own, so that models can be stored and pickled.
@@ -44,7 +45,7 @@ class Layer(eqx.Module):
     bias: Float[Array, " b"]
 
     @classmethod
-    def draw(cls, inputs: int, outputs: int, *, key: Key[Array, ""]) -> "Layer":
+    def draw(cls, inputs: int, outputs: int, *, key: RandomKey) -> "Layer":
         """Return a layer with everything uniform between -1 and 1 over the root of the number of inputs."""
         weight_key, bias_key = jr.split(key)
         limit = 1.0 / np.sqrt(max(inputs, 1))
@@ -52,7 +53,7 @@ class Layer(eqx.Module):
         return cls(uniform(weight_key, inputs, outputs), uniform(bias_key, outputs))
 
     @classmethod
-    def of_frequencies(cls, frequencies: Float[AnyArray, "b a"], *, key: Key[Array, ""]) -> "Layer":
+    def of_frequencies(cls, frequencies: Float[AnyArray, "b a"], *, key: RandomKey) -> "Layer":
         """Return a layer whose cosines are waves of these frequencies, with random phases."""
         phases = jr.uniform(key, (frequencies.shape[0],), jnp.float32, 0.0, 2.0 * np.pi)
         return cls(jnp.asarray(frequencies, jnp.float32).T, phases)
@@ -84,7 +85,7 @@ class Network(eqx.Module):
         zero_initialised: bool,
         activation: str = "silu",
         waves: Layer | None = None,
-        key: Key[Array, ""],
+        key: RandomKey,
     ) -> "Network":
         """Return a random network; a zero-initialised one has output 0 everywhere."""
         widths = [
@@ -98,7 +99,7 @@ class Network(eqx.Module):
             layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
         return cls(tuple(layers), ACTIVATIONS[activation], outputs == "scalar", waves)
 
-    def __call__(self, x: Float[AnyArray, "b a"], condition: Float[AnyArray, "b p"]) -> Float[Array, "b ..."]:
+    def __call__(self, x: Float[AnyArray, "b a"], condition: Conditions) -> Float[Array, "b ..."]:
         rows = jnp.concatenate([x, condition], 1).astype(jnp.float32)
         if self.waves is not None:
             rows = jnp.concatenate([rows, jnp.cos(self.waves(rows))], 1)
@@ -112,9 +113,7 @@ class AbstractTransport(eqx.Module):
     """A map from noise to points, applied to a batch."""
 
     @abc.abstractmethod
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         """Return the point that each row of noise is carried to."""
 
 
@@ -124,13 +123,11 @@ class Residual(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(cls, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any) -> "Residual":
+    def draw(cls, dim: int, condition_dim: int, *, key: RandomKey, **shape: Any) -> "Residual":
         """Return the identity; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(dim + condition_dim, dim, zero_initialised=True, key=key, **shape))
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return noise + self.network(noise, condition)
 
 
@@ -140,34 +137,26 @@ class Free(AbstractTransport):
     network: Network
 
     @classmethod
-    def draw(
-        cls, noise_dim: int, dim: int, condition_dim: int, *, key: Key[Array, ""], **shape: Any
-    ) -> "Free":
+    def draw(cls, noise_dim: int, dim: int, condition_dim: int, *, key: RandomKey, **shape: Any) -> "Free":
         """Return a random map; ``shape`` is the network's width, depth, activation and waves."""
         return cls(Network.draw(noise_dim + condition_dim, dim, zero_initialised=False, key=key, **shape))
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return self.network(noise, condition)
 
 
 class Identity(AbstractTransport):
     """Noise as it is: the sampler is its reference measure."""
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return noise
 
 
 class Given(AbstractTransport):
-    """A transport under one condition, as one that knows no condition."""
+    """A transport under one condition, as an unconditional transport."""
 
     transport: AbstractTransport
     condition: Float[AnyArray, " p"]
 
-    def __call__(
-        self, noise: Float[AnyArray, "b k"], condition: Float[AnyArray, "b p"]
-    ) -> Float[Array, "b d"]:
+    def __call__(self, noise: Noise, condition: Conditions) -> Float[Array, "b d"]:
         return self.transport(noise, jnp.broadcast_to(self.condition, (noise.shape[0], self.condition.size)))

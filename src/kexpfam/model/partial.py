@@ -18,16 +18,14 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.chain import ChainDraws, ChainSampler
 from kexpfam.model.density import Estimate, TiltedDensity
 from kexpfam.model.ensemble import ChainDensity, LawDensity, Stack, uniform_levels
-from kexpfam.model.measures import AbstractMeasure, logsumexp, mesh
+from kexpfam.model.measures import AbstractMeasure, grid_cells, logsumexp
 from kexpfam.stacklevel import caller_level
-
-__all__ = ["Completions", "FewDrawsWarning", "completed", "log_evidence", "patterns", "warn_of_few_draws"]
 
 # Completed cells in memory at a time.
 CHUNK_NUMBERS = 1_000_000
@@ -94,7 +92,7 @@ class Completions(NamedTuple):
         return np.exp(self.log_weights - logsumexp(self.log_weights, axis=1)[:, None])
 
 
-def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> Completions:
+def completed(density: Any, values: np.ndarray, count: int, *, key: RandomKey) -> Completions:
     """Return about ``count`` completions of every row, independent of other rows; NaN marks unknown cells."""
     parts = list(_completed_blocks(density, values, count, key, shared=False))
     whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
@@ -102,7 +100,7 @@ def completed(density: Any, values: np.ndarray, count: int, *, key: Key[Array, "
 
 
 def _completed_blocks(
-    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], *, shared: bool
+    density: Any, values: np.ndarray, count: int, key: RandomKey, *, shared: bool
 ) -> Iterator[Completions]:
     """Yield the completions of blocks of rows; with ``shared`` random numbers equal rows have equal ones."""
     rows = max(1, CHUNK_NUMBERS // (count * values.shape[1]))
@@ -111,7 +109,7 @@ def _completed_blocks(
         yield _completed(density, values[i : i + rows], count, own, shared)
 
 
-def log_evidence(density: Any, values: np.ndarray, count: int, *, key: Key[Array, ""]) -> np.ndarray:
+def log_evidence(density: Any, values: np.ndarray, count: int, *, key: RandomKey) -> np.ndarray:
     """Return the log density of the known part of each row, by about ``count`` completions.
 
     Rows with few effective draws are completed more often; warn if some still have few. One block of
@@ -155,16 +153,12 @@ def patterns(values: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
 
 
 @singledispatch
-def _completed(
-    density: Any, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _completed(density: Any, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     raise TypeError(f"a {type(density).__name__} has no conditionals.")
 
 
 @_completed.register
-def _(
-    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _(density: ChainDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return equally many completions by every member; columns that a member has first are exact.
 
     Scores, whose levels are shared, need the weights alone: no row is completed for them."""
@@ -177,7 +171,7 @@ def _(
 
 
 def _by_members(
-    density: ChainDensity, values: np.ndarray, count: int, key: Key[Array, ""]
+    density: ChainDensity, values: np.ndarray, count: int, key: RandomKey
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return completions by every member in data units, and their log weights in model units."""
     each, dim = -(-count // len(density)), values.shape[1]
@@ -185,9 +179,8 @@ def _by_members(
     streams = np.random.default_rng(np.asarray(jr.key_data(key))).spawn(len(density))
 
     def drawn(member: ChainSampler, k: int) -> ChainDraws:
-        return member.sample(
-            np.zeros((len(known), 0)), uniform_levels(streams[k], len(known), dim), known=known
-        )
+        levels = uniform_levels(streams[k], len(known), dim)
+        return member.sample(np.zeros((len(known), 0)), levels, known=known)
 
     found = density.of_members(drawn)
     targets = np.stack([one.targets.reshape(len(values), each, -1) for one in found], axis=1)
@@ -197,7 +190,7 @@ def _by_members(
 
 
 @_completed.register
-def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
+def _(density: LawDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return draws of the conditional law; every weight is the density of the known part.
 
     Scores, whose random numbers are shared, need the weights alone: no row is drawn for them."""
@@ -211,17 +204,13 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: Key[Array, ""], 
 
 
 @_completed.register
-def _(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
-) -> Completions:
+def _(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return the cells of a grid, or completions by the base, weighted by the tilt."""
     found = _on_grid(density, values, count, key)
     return _by_base(density, values, count, key, shared) if found is None else found
 
 
-def _on_grid(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""]
-) -> Completions | None:
+def _on_grid(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey) -> Completions | None:
     """Return the cells of the unknown columns of each row, or None if there is no grid or too many cells.
 
     Rows without a known cell have draws of the density instead."""
@@ -229,7 +218,9 @@ def _on_grid(
         return None
     axes = [_extended(edge) for edge in density.nodes.edges]
     groups, dim = patterns(values), values.shape[1]
-    grids = {known: _cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known}
+    grids = {
+        known: grid_cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known
+    }
     most = max([len(points) for points, _ in grids.values()], default=0)
     if most > MOST_CELLS:
         return None
@@ -261,15 +252,8 @@ def _extended(edge: np.ndarray) -> np.ndarray:
     return np.concatenate([edge[0] - outer[::-1], edge, edge[-1] + outer])
 
 
-def _cells(axes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return midpoints and widths of the cells between these borders, (m, d); one cell if there are none."""
-    if not axes:
-        return np.zeros((1, 0)), np.zeros((1, 0))
-    return mesh([0.5 * (edge[1:] + edge[:-1]) for edge in axes]), mesh([np.diff(edge) for edge in axes])
-
-
 def _by_base(
-    density: TiltedDensity, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool
+    density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool
 ) -> Completions:
     """Return completions by the base, weighted by the tilt."""
     base = density.tilt.base if density.completion is None else density.completion.base
@@ -285,27 +269,22 @@ def _by_base(
 
 
 @_completed.register
-def _(density: Stack, values: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> Completions:
+def _(density: Stack, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return the completions of all parts, weighted by the weights of the parts."""
     keys = jr.split(key, len(density.parts))
     each = -(-count // len(density.parts))
     # Cells of a grid have no effective draws that could be added to those of the other parts.
-    found = [
-        _by_base(part, values, each, one, shared)
-        if isinstance(part, TiltedDensity)
-        else _completed(part, values, each, one, shared)
-        for part, one in zip(density.parts, keys, strict=True)
-    ]
-    total = sum(one.log_weights.shape[1] for one in found)
-    scale = [
-        np.log(weight * total / one.log_weights.shape[1])
-        for weight, one in zip(density.weights, found, strict=True)
-    ]
+    complete: Any = lambda part: _by_base if isinstance(part, TiltedDensity) else _completed
+    parts = zip(density.parts, keys, strict=True)
+    found = [complete(part)(part, values, each, one, shared) for part, one in parts]
+    counts = [one.log_weights.shape[1] for one in found]
+    shares = zip(density.weights, counts, strict=True)
+    scale = [np.log(weight * sum(counts) / count) for weight, count in shares]
     weights = [one.log_weights + own for one, own in zip(found, scale, strict=True)]
     return Completions(np.concatenate([one.rows for one in found], axis=1), np.concatenate(weights, axis=1))
 
 
-def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: Key[Array, ""], shared: bool) -> np.ndarray:
+def _by_law(law: AbstractMeasure, z: np.ndarray, count: int, key: RandomKey, shared: bool) -> np.ndarray:
     """Return completions by the conditionals of a law, (n, count, d)."""
     rows = np.zeros((len(z), count, z.shape[1]))
     for own, dims in patterns(z):

@@ -19,17 +19,16 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray, RandomKey, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample, row_slices
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
-from kexpfam.model.measures import Nodes, in_chunks
-from kexpfam.model.networks import ACTIVATIONS
+from kexpfam.model.measures import ROWS_PER_CHUNK, Nodes, in_chunks
+from kexpfam.model.networks import ACTIVATIONS, Conditions
 
 # Eigenvalues below this share of the largest one are rounding errors in float64.
 EIGENVALUE_FLOOR = 1e-10
 
 Weights = Float[AnyArray, " r"]
 Rows = Float[AnyArray, "b d"]
-Conditions = Float[AnyArray, "b p"]
 Values = Float[AnyArray, " b"]
 Scalar = float | Float[AnyArray, ""]
 
@@ -306,8 +305,7 @@ def _outer_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _summed(compute: Callable, points: AnyArray, counts: np.ndarray | None) -> np.ndarray:
     """Return the sum over rows of ``compute``, weighted by ``counts``, some rows at a time."""
     total: Any = 0.0
-    for start in range(0, max(len(points), 1), 16384):
-        rows = slice(start, start + 16384)
+    for rows in row_slices(max(len(points), 1), ROWS_PER_CHUNK):
         found = in_chunks(compute, points[rows])
         total = total + (found.sum(axis=0) if counts is None else counts[rows] @ found)
     return total

@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 from kexpfam.data.sample import AnyArray
 from kexpfam.model.measures import in_blocks
 
-__all__ = ["Trees"]
-
 
 class Trees(eqx.Module):
     """Sums of binary trees, one sum per output.
@@ -28,11 +26,9 @@ class Trees(eqx.Module):
 
     def __call__(self, rows: Float[AnyArray, "n a"]) -> Float[AnyArray, "n o"]:
         """Return the outputs of rows."""
-        return (
-            in_blocks(lambda block: _sums(self, block), rows)
-            if isinstance(rows, np.ndarray)
-            else _sums(self, rows)
-        )
+        if isinstance(rows, np.ndarray):
+            return in_blocks(lambda block: _sums(self, block), rows)
+        return _sums(self, rows)
 
 
 @jax.jit

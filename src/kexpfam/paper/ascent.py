@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int, Key, ScalarLike
+from jaxtyping import Array, Float, Int, ScalarLike
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import best_sampler, shortfall
 from kexpfam.fit.distil import Distillation
@@ -92,11 +92,11 @@ class ModelDraws(NamedTuple):
 class AbstractDrawing(SettingsRecord):
     """A source of draws of the model."""
 
-    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> Any:
+    def init(self, problem: AscentProblem, *, key: RandomKey) -> Any:
         """Return the state before the first step, None if there is none."""
 
     @abc.abstractmethod
-    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: Any, *, key: Key[Array, ""]) -> ModelDraws:
+    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: Any, *, key: RandomKey) -> ModelDraws:
         """Return draws of the tilted density."""
 
 
@@ -117,9 +117,7 @@ class NaturalAscent(SettingsRecord):
     memory: ScalarLike = eqx.field(default=20.0, converter=double)
     first_draws: int = at_least(2, 8192, static=True)
 
-    def init(
-        self, problem: AscentProblem, f_weights: Float[Array, " r"], *, key: Key[Array, ""]
-    ) -> AscentState:
+    def init(self, problem: AscentProblem, f_weights: Float[Array, " r"], *, key: RandomKey) -> AscentState:
         """Return the start at a given f, with the curvature at f = 0."""
         base_key, drawing_key = jr.split(key)
         features = problem.features(problem.base.sample(self.first_draws, key=base_key))
@@ -128,7 +126,7 @@ class NaturalAscent(SettingsRecord):
         return AscentState(AscentPoint(f_weights), curvature, drawing, jnp.array(0))
 
     def step(
-        self, problem: AscentProblem, state: AscentState, *, key: Key[Array, ""]
+        self, problem: AscentProblem, state: AscentState, *, key: RandomKey
     ) -> tuple[AscentState, AscentHealth]:
         """Return the state after one step of f."""
         weights = state.point.f_weights
@@ -172,7 +170,7 @@ class LikelihoodAscent(Solver):
     def default_ascent(self) -> Any:
         """Return the steps and the source of draws where none are given."""
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f after all steps from f = 0, a sampler, and the trace of the steps."""
         init_key, run_key, nodes_key, sampler_key, judge_key = jr.split(key, 5)
         ascent, posed = self.ascent or self.default_ascent(), AscentProblem.of(problem)
@@ -221,18 +219,16 @@ class Chains(AbstractDrawing):
     adaptation: float = at_least(0, 0.3, static=True)
     hmc: HMC = HMC()
 
-    def init(self, problem: AscentProblem, *, key: Key[Array, ""]) -> ChainStates:
+    def init(self, problem: AscentProblem, *, key: RandomKey) -> ChainStates:
         step_size = jnp.asarray(self.hmc.first_step_size, problem.mean_feature.dtype)
         return ChainStates(self._rows(problem, key), jnp.log(step_size))
 
-    def draw(
-        self, problem: AscentProblem, tilt: Tilt, drawing: ChainStates, *, key: Key[Array, ""]
-    ) -> ModelDraws:
+    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: ChainStates, *, key: RandomKey) -> ModelDraws:
         start_key, move_key = jr.split(key)
         positions = drawing.positions if self.persistent else self._rows(problem, start_key)
         condition = jnp.zeros((self.count, 0))
 
-        def transition(carry: Any, transition_key: Key[Array, ""]) -> tuple[Any, Any]:
+        def transition(carry: Any, transition_key: RandomKey) -> tuple[Any, Any]:
             positions, log_size = carry
             hmc_key, jump_key = jr.split(transition_key)
             states = hmc_start(tilt, positions, condition)
@@ -251,7 +247,7 @@ class Chains(AbstractDrawing):
         weights = jnp.full(len(draws), 1.0 / len(draws))
         return ModelDraws(ChainStates(positions, log_size), draws, weights, jnp.mean(acceptance))
 
-    def _rows(self, problem: AscentProblem, key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def _rows(self, problem: AscentProblem, key: RandomKey) -> Float[Array, "b d"]:
         return problem.sample.target[problem.sample.drawn(self.count, key=key)]
 
 
@@ -276,7 +272,7 @@ class Annealing(AbstractDrawing):
     particles: int = at_least(1, 1024, static=True)
     stages: int = at_least(1, 40, static=True)
 
-    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: None, *, key: Key[Array, ""]) -> ModelDraws:
+    def draw(self, problem: AscentProblem, tilt: Tilt, drawing: None, *, key: RandomKey) -> ModelDraws:
         base_key, temper_key = jr.split(key)
         starts = problem.base.sample(self.particles, key=base_key)
         outcome = tempered(tilt, starts, self.stages, key=temper_key)

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import scipy.special
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.mixture import MixtureShape, fit_mixture
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.model.density import Tilt
 from kexpfam.model.measures import LOG_TWO_PI, AbstractMeasure, Gaussian, Mixture, logsumexp
 from kexpfam.model.spaces import spread_rows
 
-Family = Callable[[np.ndarray, Tilt, Key[Array, ""]], "AbstractDual"]
+Family = Callable[[np.ndarray, Tilt, RandomKey], "AbstractDual"]
 Points = Float[Array, "b d"]
 
 
@@ -45,7 +45,7 @@ class AbstractDual(AbstractMeasure):
     """A trainable distribution."""
 
     @abc.abstractmethod
-    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
+    def pathwise_draws(self, count: int, *, key: RandomKey) -> PathwiseDraws:
         """Return about ``count`` weighted draws, differentiable in the parameters."""
 
     def following(self, tilt: Tilt) -> "AbstractDual":
@@ -90,10 +90,10 @@ class MixtureDual(AbstractDual):
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.mixture.log_density(jnp.asarray(x))
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         return self.mixture.sample(count, key=key)
 
-    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
+    def pathwise_draws(self, count: int, *, key: RandomKey) -> PathwiseDraws:
         # Each component has equally many weighted draws, so that no gradient of a random choice is needed.
         mixture = self.mixture
         components, dim = mixture.means.shape
@@ -111,7 +111,7 @@ class MixtureDual(AbstractDual):
 
 
 def spline_flow(
-    dim: int, layers: int, width: int, knots: int, interval: float, *, invert: bool, key: Key[Array, ""]
+    dim: int, layers: int, width: int, knots: int, interval: float, *, invert: bool, key: RandomKey
 ) -> Any:
     """Return an untrained flow of flowjax: masked autoregressive rational-quadratic splines of a normal.
 
@@ -134,7 +134,7 @@ class FlowDual(AbstractDual):
     flow: Any
 
     @classmethod
-    def draw(cls, dim: int, *, layers: int = 4, width: int = 32, key: Key[Array, ""]) -> "FlowDual":
+    def draw(cls, dim: int, *, layers: int = 4, width: int = 32, key: RandomKey) -> "FlowDual":
         """Return a flow near the standard normal, with splines on four standard deviations."""
         # Draws, which training needs, cost one pass; the density of other points costs one per coordinate.
         return cls(spline_flow(dim, layers, width, knots=8, interval=4.0, invert=False, key=key))
@@ -142,10 +142,10 @@ class FlowDual(AbstractDual):
     def log_density(self, x: Float[AnyArray, "*n d"]) -> Float[AnyArray, "*n"]:
         return self.flow.log_prob(x)
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         return self.flow.sample(key, (count,))
 
-    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
+    def pathwise_draws(self, count: int, *, key: RandomKey) -> PathwiseDraws:
         points, log_density = self.flow.sample_and_log_prob(key, (count,))
         return PathwiseDraws(points, jnp.full(count, 1.0 / count), log_density)
 
@@ -219,12 +219,12 @@ class DynamicsDual(AbstractDual):
         values = jax.lax.map(at, x.reshape(-1, x.shape[-1]), batch_size=256)
         return values.reshape(x.shape[:-1])
 
-    def sample(self, count: int, *, key: Key[Array, ""]) -> Float[Array, "count d"]:
+    def sample(self, count: int, *, key: RandomKey) -> Float[Array, "count d"]:
         start_key, momentum_key = jr.split(key)
         x = self.start.sample(count, key=start_key)
         return self.leapfrog(x, jr.normal(momentum_key, x.shape, x.dtype))[0]
 
-    def pathwise_draws(self, count: int, *, key: Key[Array, ""]) -> PathwiseDraws:
+    def pathwise_draws(self, count: int, *, key: RandomKey) -> PathwiseDraws:
         start_key, momentum_key = jr.split(key)
         start = self.start.pathwise_draws(count, key=start_key)
         v0 = jr.normal(momentum_key, start.points.shape, start.points.dtype)
@@ -275,20 +275,19 @@ def _left_out_scores(points: Float[AnyArray, "n d"], bandwidths: Float[AnyArray,
     return jax.lax.map(score, bandwidths)
 
 
-def _gaussian(data: np.ndarray, tilt: Tilt, key: Key[Array, ""]) -> MixtureDual:
-    normal = Gaussian.fitted(data)
-    return MixtureDual.of(Mixture.of(np.zeros(1), normal.mean[None], normal.cholesky[None]))
+def _gaussian(data: np.ndarray, tilt: Tilt, key: RandomKey) -> MixtureDual:
+    return MixtureDual.of(Gaussian.fitted(data).as_mixture())
 
 
 def _mixture(
-    data: np.ndarray, tilt: Tilt, key: Key[Array, ""], *, most: int = 32, points_per_component: int = 5
+    data: np.ndarray, tilt: Tilt, key: RandomKey, *, most: int = 32, points_per_component: int = 5
 ) -> MixtureDual:
     components = max(1, min(most, len(data) // points_per_component))
     return MixtureDual.of(fit_mixture(data, MixtureShape(components, diagonal=False), seed=seed_from(key)))
 
 
 def _dynamics(
-    data: np.ndarray, tilt: Tilt, key: Key[Array, ""], *, steps: int = 5, first_size: float = 0.05
+    data: np.ndarray, tilt: Tilt, key: RandomKey, *, steps: int = 5, first_size: float = 0.05
 ) -> DynamicsDual:
     log_sizes = jnp.full((steps, data.shape[1]), jnp.log(first_size))
     return DynamicsDual(_mixture(data, tilt, key), Leapfrog(tilt, log_sizes))

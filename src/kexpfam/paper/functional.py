@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, ArrayLike, Float, Int, Key, ScalarLike
+from jaxtyping import Array, ArrayLike, Float, Int, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.fit.dde import SaddleSolver, saddle_problem
 from kexpfam.fit.loop import Run, run, scan, stepped
 from kexpfam.fit.problem import Problem, Solution, Watchers
@@ -31,6 +31,7 @@ from kexpfam.fit.saddle import (
 from kexpfam.integrate.nodes import seed_from
 from kexpfam.jax_settings import double
 from kexpfam.model.kernels import AbstractKernel, AbstractStationary
+from kexpfam.model.measures import NUMBERS_PER_CHUNK, in_chunks
 from kexpfam.model.networks import Residual
 from kexpfam.model.spaces import (
     AbstractFunctionSpace,
@@ -41,13 +42,9 @@ from kexpfam.model.spaces import (
     Rows,
     Scalar,
     Values,
-    in_chunks,
     spread_rows,
 )
 from kexpfam.settings import SettingsRecord, at_least
-
-# Kernel values in memory at a time where an expansion is evaluated at many points.
-NUMBERS_PER_CHUNK = 8_000_000
 
 Conditions = Float[AnyArray, "b p"] | None
 
@@ -121,9 +118,8 @@ class SpaceFunction(eqx.Module):
         self, shrinkage: Scalar, target: Rows, condition: Conditions, coefficients: Values
     ) -> "SpaceFunction":
         """Return ``shrinkage`` times this function plus kernels at the targets."""
-        return SpaceFunction(
-            self.space, self.space.stepped(self.f, shrinkage, target, condition, coefficients)
-        )
+        f = self.space.stepped(self.f, shrinkage, target, condition, coefficients)
+        return SpaceFunction(self.space, f)
 
 
 def kernel_span(problem: Problem) -> KernelSpan:
@@ -174,12 +170,9 @@ class FunctionalAscent(SettingsRecord):
         f must be slow enough for the sampler to follow, and nu fast enough to restrain the sampler: with the
         paper's single step size f overtakes the sampler and does not return.
         """
-        rates: Any = {"rate": 0.03, "nu_speed": 30.0, "transport_rate": 0.1, "horizon": 10_000.0}
-        return cls(**rates, batch_size=32, ascents=2)
+        return cls(rate=0.03, nu_speed=30.0, transport_rate=0.1, horizon=10_000.0, batch_size=32, ascents=2)
 
-    def init(
-        self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: Key[Array, ""]
-    ) -> FunctionalState:
+    def init(self, problem: SaddleProblem, f: Any, nu: SpaceFunction, *, key: RandomKey) -> FunctionalState:
         """Return the start: the given f and nu, and the identity transport."""
         dim, condition_dim = problem.sample.target.shape[1], problem.sample.condition.shape[1]
         transport = Residual.draw(dim, condition_dim, width=self.width, depth=self.depth, key=key)
@@ -190,7 +183,7 @@ class FunctionalAscent(SettingsRecord):
         return state.point
 
     def step(
-        self, problem: SaddleProblem, state: FunctionalState, *, key: Key[Array, ""]
+        self, problem: SaddleProblem, state: FunctionalState, *, key: RandomKey
     ) -> tuple[FunctionalState, FunctionalHealth]:
         """Return the state after ``ascents`` steps of f and nu and one step of the transport."""
         draw = jax.vmap(lambda key: draw_batch(problem, self.batch_size, key=key))
@@ -252,7 +245,7 @@ class FunctionalSolver(SaddleSolver):
         return self.ascent or (FunctionalAscent() if self.warm_start else FunctionalAscent.cold())
 
     def players(
-        self, posed: SaddleProblem, f: Any, nu: Any, *keys: Key[Array, ""], **watchers: Unpack[Watchers]
+        self, posed: SaddleProblem, f: Any, nu: Any, *keys: RandomKey, **watchers: Unpack[Watchers]
     ) -> tuple[SaddlePoint, Run]:
         """Return the players at the end of all steps from f and nu, and the run."""
         ascent, (init_key, run_key) = self.used_ascent, keys
@@ -289,7 +282,7 @@ class FunctionalGradient(FunctionalSolver):
         if self.budget is not None and self.budget < fewest:
             raise ValueError(f"budget must be at least twice the batch size ({fewest}), got {self.budget}.")
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f on some of its centres, the sampler, and the trace of the steps."""
         start_key, init_key, run_key, seed_key, *keys = jr.split(key, 6)
         span = kernel_span(problem)
@@ -322,7 +315,7 @@ class RandomFeatureGradient(FunctionalSolver):
 
     default_steps: ClassVar[tuple[int, int]] = (3000, 50)
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f in a space of random features, the sampler, and the trace of the steps."""
         features_key, start_key, init_key, run_key, *keys = jr.split(key, 6)
         span = spectral_features(problem, self.count, key=features_key)
@@ -333,7 +326,7 @@ class RandomFeatureGradient(FunctionalSolver):
         return self.finish(problem, answer.f_weights, answer.transport, reference, outcome, keys=keys)
 
 
-def spectral_features(problem: Problem, count: int, *, key: Key[Array, ""]) -> RandomFeatures:
+def spectral_features(problem: Problem, count: int, *, key: RandomKey) -> RandomFeatures:
     """Return ``2 * count`` random features of the problem's kernel."""
     kernel = kernel_span(problem).kernel
     if not isinstance(kernel, AbstractStationary):

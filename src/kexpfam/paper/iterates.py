@@ -10,7 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
+
+from kexpfam.data.sample import RandomKey
 
 # Folded into the key of a step for the wrapper's own random numbers.
 CHOICE = 1_000_003
@@ -67,11 +69,11 @@ class Averaged(Wrapper):
     between one half and three quarters of all. It needs no memory for the iterates.
     """
 
-    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> AveragedState:
+    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: RandomKey) -> AveragedState:
         nothing = Mean(jnp.zeros_like(f_weights), jnp.array(0))
         return AveragedState(self.solver.init(problem, f_weights, key=key), nothing, nothing)
 
-    def step(self, problem: Any, state: AveragedState, *, key: Key[Array, ""]) -> tuple[AveragedState, Any]:
+    def step(self, problem: Any, state: AveragedState, *, key: RandomKey) -> tuple[AveragedState, Any]:
         inner, health = self.solver.step(problem, state.inner, key=key)
         latest = state.latest.add(Mean(inner.point.f_weights, jnp.array(1)))
         # A power of two has no bit in common with the number before it.
@@ -101,11 +103,11 @@ class RandomIterate(Wrapper):
     sizes so far.
     """
 
-    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: Key[Array, ""]) -> RandomState:
+    def init(self, problem: Any, f_weights: Float[Array, " r"], *, key: RandomKey) -> RandomState:
         inner = self.solver.init(problem, f_weights, key=key)
         return RandomState(inner, inner.point, jnp.zeros((), f_weights.dtype))
 
-    def step(self, problem: Any, state: RandomState, *, key: Key[Array, ""]) -> tuple[RandomState, Any]:
+    def step(self, problem: Any, state: RandomState, *, key: RandomKey) -> tuple[RandomState, Any]:
         inner, health = self.solver.step(problem, state.inner, key=key)
         size = self.solver.schedule(state.step)
         total = state.total + size

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import AnyArray, Sample
+from kexpfam.data.sample import AnyArray, RandomKey, Sample
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import Optimum, best_sampler, continuation, likelihood
 from kexpfam.fit.distil import Distillation
@@ -31,12 +31,12 @@ from kexpfam.model.networks import ACTIVATIONS
 from kexpfam.model.spaces import AbstractSpan, Constant, FeatureSpace, NetworkSpan
 from kexpfam.paper.functional import spectral_features
 from kexpfam.progress import Listener
-from kexpfam.settings import SettingsRecord, at_least
+from kexpfam.settings import SettingsRecord, at_least, one_of
 
 NO_CONDITION = np.zeros((1, 0))
 
 
-class Evidence(NamedTuple):
+class LearningProblem(NamedTuple):
     """Rows of data, weighted points for the partition function, and the penalty."""
 
     data: Float[AnyArray, "n d"]
@@ -79,7 +79,7 @@ class Learning(SettingsRecord):
     stages: int = at_least(1, 8, static=True)
 
     def step(
-        self, evidence: Evidence, state: AdamState, *, key: Key[Array, ""]
+        self, evidence: LearningProblem, state: AdamState, *, key: RandomKey
     ) -> tuple[AdamState, LearningHealth]:
         """Return the state after one step on a batch."""
         row_key, node_key = jr.split(key)
@@ -105,7 +105,7 @@ def learn(
     learning: Learning,
     *,
     steps: int,
-    key: Key[Array, ""],
+    key: RandomKey,
     report: Listener | None,
 ) -> tuple[Run, float]:
     """Return the run with the best score on held-out rows, and the gain of its features there (nats).
@@ -155,7 +155,7 @@ def _learned(problem: Problem, span: AbstractSpan, learning: Learning, draws: No
     """Return the run of learning steps that starts at the span's convex optimum."""
     weights = jnp.asarray(_optimum(within(problem, span), draws).weights)
     sample, penalty = problem.sample, jnp.asarray(problem.rkhs_penalty)
-    evidence = Evidence(sample.target, draws.points, draws.log_weights, penalty, sample.weight)
+    evidence = LearningProblem(sample.target, draws.points, draws.log_weights, penalty, sample.weight)
     state = AdamState.start(Linear(span, weights))
     return run(evidence, learning, state, stage="features", **options)
 
@@ -170,10 +170,10 @@ class LearnedFeatures(Solver):
     records: ClassVar[tuple[str, ...]] = LearningHealth._fields
 
     @abc.abstractmethod
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return the features before the first step."""
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return the convex optimum in the space of the learned features, and a sampler."""
         draw_key, solve_key = jr.split(key)
         learn_key, nodes_key, check_key, sampler_key = jr.split(solve_key, 4)
@@ -208,7 +208,7 @@ class AdaptedFeatures(LearnedFeatures):
 
     count: int = at_least(1, 64)
 
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return random features of the problem's kernel."""
         return spectral_features(problem, self.count, key=key)
 
@@ -228,10 +228,9 @@ class DeepNetwork(LearnedFeatures):
     activation: str = "silu"
 
     def __check_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}.")
+        one_of("activation", self.activation, ACTIVATIONS)
 
-    def initial_span(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractSpan:
+    def initial_span(self, problem: Problem, *, key: RandomKey) -> AbstractSpan:
         """Return the last hidden layer of a random network."""
         dim, shape = problem.sample.target.shape[1], {"width": self.width, "depth": self.depth}
         return NetworkSpan.draw(dim, **shape, activation=self.activation, key=key)

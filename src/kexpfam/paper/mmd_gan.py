@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Key, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.dde import saddle_problem
 from kexpfam.fit.loop import descended, moments_of, run
@@ -94,7 +94,7 @@ class Deep(AbstractKernel):
 
     @classmethod
     def draw(
-        cls, kernel: AbstractKernel, dim: int, *, width: int = 32, depth: int = 2, key: Key[Array, ""]
+        cls, kernel: AbstractKernel, dim: int, *, width: int = 32, depth: int = 2, key: RandomKey
     ) -> "Deep":
         """Return the kernel with a zero-initialised network."""
         return cls(kernel, Network.draw(dim, dim, width=width, depth=depth, zero_initialised=True, key=key))
@@ -145,7 +145,7 @@ class MMDGAN(DualSolver):
         if self.learn not in LEARNED:
             raise ValueError(f"learn must be one of {', '.join(LEARNED)}; got {self.learn!r}.")
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f in the space of the final kernel, and the trained dual as the sampler."""
         start_key, kernel_key, run_key, end_key = jr.split(key, 4)
         span = kernel_span(problem)
@@ -163,7 +163,7 @@ class MMDGAN(DualSolver):
     def _learns(self) -> bool:
         return self.learn != "nothing"
 
-    def _kernel(self, kernel: AbstractKernel, dim: int, *, key: Key[Array, ""]) -> AbstractKernel:
+    def _kernel(self, kernel: AbstractKernel, dim: int, *, key: RandomKey) -> AbstractKernel:
         if self.learn == "deep":
             return Deep.draw(kernel, dim, width=self.kernel_width, depth=self.kernel_depth, key=key)
         return Scaled(kernel, jnp.zeros(dim)) if self.learn == "lengthscales" else kernel
@@ -174,7 +174,7 @@ class MMDGAN(DualSolver):
         return DualState(players, players, moments, jnp.array(0))
 
     def step(
-        self, problem: SaddleProblem, state: DualState, *, key: Key[Array, ""]
+        self, problem: SaddleProblem, state: DualState, *, key: RandomKey
     ) -> tuple[DualState, MatchingHealth]:
         """Return the state after one move of the dual, and of the kernel if it is learned."""
         decay = self.schedule(state.step)
@@ -188,9 +188,8 @@ class MMDGAN(DualSolver):
             return terms.value - (discrepancy - _own_pairs(problem, players.kernel)), terms
 
         (_, terms), gradient = eqx.filter_value_and_grad(cost, has_aux=True)(state.players)
-        move = lambda part, slope, moments, rate: descended(
-            part, slope, moments, decay * rate, dual_optimiser()
-        )
+        adam = dual_optimiser()
+        move = lambda part, slope, moments, rate: descended(part, slope, moments, decay * rate, adam)
         dual, kernel, moments = state.players.dual, state.players.kernel, list(state.moments)
         dual, moments[0] = move(dual, gradient.dual, moments[0], self.rate)
         if self._learns:
@@ -205,7 +204,7 @@ def _own_pairs(problem: SaddleProblem, kernel: AbstractKernel) -> Float[Array, "
     return 0.5 * (whole - (whole - own) / (1.0 - jnp.sum(shares**2))) / problem.rkhs_penalty
 
 
-def witness(problem: Problem, dual: AbstractDual, *, key: Key[Array, ""]) -> np.ndarray:
+def witness(problem: Problem, dual: AbstractDual, *, key: RandomKey) -> np.ndarray:
     """Return the weights of ``(data mean - q mean) / eta``, with q's mean as a sum over nodes."""
     nodes = problem.nodes(key=key)
     log_ratio = dual.log_densities(nodes.points) - problem.base.log_densities(nodes.points)

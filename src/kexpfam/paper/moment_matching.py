@@ -10,8 +10,8 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 import scipy.linalg
-from jaxtyping import Array, Key
 
+from kexpfam.data.sample import RandomKey
 from kexpfam.fit.convex import best_sampler, likelihood, require_grid
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.newton import climb, factored
@@ -50,7 +50,7 @@ class MomentMatching(Solver):
     def uses_proposal(self) -> bool:
         return False
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return the f of the matched distribution, and the cells of its density as the sampler."""
         require_grid(self, problem)
         nodes = problem.nodes(key=None)

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, ScalarLike
+from jaxtyping import Array, Float, Int, ScalarLike
 
-from kexpfam.data.sample import AnyArray
+from kexpfam.data.sample import AnyArray, RandomKey
 from kexpfam.data.weights import weighted_mean
 from kexpfam.fit.convex import polish
 from kexpfam.fit.dde import end_status, saddle_problem
@@ -106,7 +106,7 @@ class DualSolver(Solver):
     def uses_proposal(self) -> bool:
         return False
 
-    def initial_dual(self, problem: Problem, *, key: Key[Array, ""]) -> AbstractDual:
+    def initial_dual(self, problem: Problem, *, key: RandomKey) -> AbstractDual:
         """Return the initial dual: the given one, or that of the named family at the data."""
         if isinstance(self.family, AbstractDual):
             return self.family
@@ -118,7 +118,7 @@ class DualSolver(Solver):
         return jnp.maximum(0.05, 1.0 - step / self.steps)
 
     def finish(
-        self, problem: Problem, f_weights: AnyArray, dual: AbstractDual, outcome: Run, *, key: Key[Array, ""]
+        self, problem: Problem, f_weights: AnyArray, dual: AbstractDual, outcome: Run, *, key: RandomKey
     ) -> Solution:
         """Return the solution: f, polished if asked for, the dual as sampler, and KL(q || p_f)."""
         polish_key, nodes_key, judge_key, joint_key = jr.split(key, 4)
@@ -173,7 +173,7 @@ class SinglyDual(DualSolver):
 
     records: ClassVar[tuple[str, ...]] = (*SaddleTerms._fields, "value", "approximation_gap", "f_step")
 
-    def solve(self, problem: Problem, *, key: Key[Array, ""], **watchers: Unpack[Watchers]) -> Solution:
+    def solve(self, problem: Problem, *, key: RandomKey, **watchers: Unpack[Watchers]) -> Solution:
         """Return f, the trained dual as the sampler, and their divergence."""
         start_key, response_key, run_key, end_key = jr.split(key, 4)
         dual, sample = self.initial_dual(problem, key=start_key), problem.sample
@@ -194,7 +194,7 @@ class SinglyDual(DualSolver):
         return DualState(players, players, moments_of(players.dual, dual_optimiser()), jnp.array(0))
 
     def step(
-        self, posed: SinglyDualProblem, state: DualState, *, key: Key[Array, ""]
+        self, posed: SinglyDualProblem, state: DualState, *, key: RandomKey
     ) -> tuple[DualState, SinglyDualHealth]:
         """Return the state after one move of each player, and measurements before it."""
         decay, players = self.schedule(state.step), state.players
@@ -205,7 +205,7 @@ class SinglyDual(DualSolver):
         return state.moved(SinglyDualPlayers(f_weights, dual), moments), health
 
     def _cost(
-        self, posed: SinglyDualProblem, f_weights: Float[Array, " r"], dual: AbstractDual, key: Key[Array, ""]
+        self, posed: SinglyDualProblem, f_weights: Float[Array, " r"], dual: AbstractDual, key: RandomKey
     ) -> tuple[Float[Array, ""], tuple[Float[Array, " r"], SinglyDualHealth]]:
         # Each half of the draws sees f ahead by the step of the other half: the residuals are independent.
         tilt = stop_gradients(Tilt(cast(FeatureSpace, posed.problem.space), f_weights, posed.problem.base))
@@ -234,7 +234,7 @@ def family_response(
     draws: int = 8192,
     most_parameters: int = 1000,
     fisher_floor: float = 1e-6,
-    key: Key[Array, ""],
+    key: RandomKey,
 ) -> np.ndarray:
     r"""Return the derivative of the family's mean embedding with respect to f.
 
@@ -272,7 +272,7 @@ def approximation_gap(tilt: Tilt, draws: PathwiseDraws) -> Float[AnyArray, ""]:
 
 
 def measured_divergence(
-    problem: Problem, weights: AnyArray, dual: AbstractDual, nodes: Nodes, count: int, key: Key[Array, ""]
+    problem: Problem, weights: AnyArray, dual: AbstractDual, nodes: Nodes, count: int, key: RandomKey
 ) -> float:
     """Return KL(q || p_f), with log Z on the nodes."""
     tilt, nothing = problem.tilt(weights), np.zeros((count, 0))
@@ -281,7 +281,7 @@ def measured_divergence(
     return float(np.mean(log_ratio) + tilt.log_partitions(nodes, nothing[:1])[0])
 
 
-def _joint_excess(dual: DynamicsDual, count: int, *, key: Key[Array, ""]) -> float:
+def _joint_excess(dual: DynamicsDual, count: int, *, key: RandomKey) -> float:
     """Return the joint KL of positions and momenta less that of positions, E[KL(q(v | x) || N(v))]."""
     draws = eqx.filter_jit(lambda dual, key: dual.pathwise_draws(count, key=key))(dual, key)
     excess = np.asarray(draws.log_density) - dual.log_densities(np.asarray(draws.points))

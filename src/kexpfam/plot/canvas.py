@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from kexpfam.settings import one_of
+
 # Both colours are legible on white and on black, and distinct with red-green colour blindness.
 DATA_COLOUR = "#d9622b"
 MODEL_COLOUR = "#2f7fc1"
@@ -84,8 +86,7 @@ def target_names(estimator: Any, count: int) -> list[str]:
 def column_at(wanted: int | str, names: Sequence[str], noun: str = "feature") -> int:
     """Return the position of a column that is given by name or by position."""
     if isinstance(wanted, str):
-        if wanted not in names:
-            raise ValueError(f"unknown {noun} {wanted!r}: choose one of {', '.join(names)}.")
+        one_of(noun, wanted, names)
         return list(names).index(wanted)
     if not 0 <= wanted < len(names):
         raise ValueError(f"{noun} must be from 0 to {len(names) - 1}, got {wanted}.")

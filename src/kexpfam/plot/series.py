@@ -35,16 +35,22 @@ def plot_ranking(
     """Return a figure of values with error bars of two standard errors, the first name on top."""
     values = np.asarray(values, float)
     figure, (axis,) = panels(1, ax, width=5.0, height=0.9 + 0.32 * len(values))
-    places = np.arange(len(values))[::-1]
+    places = _named_places(axis, names, 24)
     spread = None if errors is None else 2.0 * np.asarray(errors, float)
     axis.axvline(0.0, color="black", linewidth=0.8)
     axis.errorbar(values, places, xerr=spread, fmt="o", color=MODEL_COLOUR, markersize=6, elinewidth=1.5)
-    axis.set_yticks(places, [shortened(name, 24) for name in names])
-    for tick in axis.get_yticklabels():
-        tick.set_parse_math(False)
     axis.set_ylim(-0.6, len(values) - 0.4)
     axis.set_xlabel(label if errors is None else f"{label}, ± 2 standard errors")
     return figure
+
+
+def _named_places(axis: Axes, names: Sequence[str], most: int) -> np.ndarray:
+    """Return the heights of named rows, the first on top; label them with at most ``most`` characters."""
+    places = np.arange(len(names))[::-1]
+    axis.set_yticks(places, [shortened(name, most) for name in names])
+    for tick in axis.get_yticklabels():
+        tick.set_parse_math(False)
+    return places
 
 
 def plot_trace(estimator: Estimator) -> Figure:
@@ -90,13 +96,9 @@ def plot_explanation(explanation: Any, row: int = 0, *, ax: Axes | None = None) 
     surprise = np.where(np.isnan(surprise), 1.2 * max(np.nanmax(np.append(surprise, 1.0)), 1.0), surprise)
     order = np.argsort(-surprise)[:MOST_CELLS]
     figure, (axis,) = panels(1, ax, width=7.0, height=0.9 + 0.32 * len(order))
-    places = np.arange(len(order))[::-1]
-    axis.barh(places, surprise[order], color=MODEL_COLOUR, height=0.6)
-    axis.axvline(0.0, color="black", linewidth=0.8)
     names = [f"{explanation.names[j]} = {explanation.cell(row, int(j))}" for j in order]
-    axis.set_yticks(places, [shortened(name, 60) for name in names])
-    for tick in axis.get_yticklabels():
-        tick.set_parse_math(False)
+    axis.barh(_named_places(axis, names, 60), surprise[order], color=MODEL_COLOUR, height=0.6)
+    axis.axvline(0.0, color="black", linewidth=0.8)
     axis.set_xlabel("surprise (nats)")
     axis.set_title(f"row {row}: p = {explanation.p_values[row]:.2g}", loc="left")
     return figure

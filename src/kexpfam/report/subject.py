@@ -107,8 +107,7 @@ class Evaluation:
         X, Y = self.some()
         own, rng = self.log_density(X, Y), np.random.default_rng(self.seed)
         if not self.conditional:
-            others = self.log_density(X, self.drawn(X, self.most_rows))
-            return region_levels(own, np.broadcast_to(others, (len(Y), len(others))), rng=rng)
+            return region_levels(own, self.log_density(X, self.drawn(X, self.most_rows)), rng=rng)
         count = self.ranking_draws
         others = self.log_density(np.repeat(X, count, axis=0), self.drawn(X, count))
         return region_levels(own, others.reshape(len(X), count), rng=rng)
