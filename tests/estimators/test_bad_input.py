@@ -357,6 +357,15 @@ class TestKinds:
         with pytest.raises(ValueError, match="y contains dates or durations"):
             ConditionalKernelDensity().fit(Z, np.arange(ROWS).astype("datetime64[D]"))
 
+    @pytest.mark.parametrize("day", [np.datetime64("2020-01-01"), np.timedelta64(1, "D"), pd.Period("2020")])
+    def test_lists_of_dates_are_refused(self, day):
+        with pytest.raises(ValueError, match="column 1 contains dates or durations"):
+            KernelExpFamily().fit([[0.0, day]] * 20)
+
+    def test_a_condition_that_is_a_date_is_refused(self, conditionals):
+        with pytest.raises(ValueError, match="x contains dates or durations"):
+            conditionals[1].given(np.zeros(Z.shape[1], "datetime64[D]"))
+
 
 def test_every_setting_is_tried():
     tried = {*ALLOWED, *LEFT}

@@ -159,6 +159,14 @@ class TestRegressor:
         plain = ConditionalKernelDensity(random_state=0).fit(X, np.log(Y))
         np.testing.assert_allclose(model.fit(X, Y).predict(X[:5]), np.exp(plain.predict(X[:5])))
 
+    def test_targets_can_be_transformed_beside_a_frame(self):
+        cells = pd.DataFrame(X, columns=["a", "b"])
+        found = TransformedTargetRegressor(
+            ConditionalKernelDensity(random_state=0), func=np.log, inverse_func=np.exp
+        ).fit(cells, pd.Series(Y))
+        plain = ConditionalKernelDensity(random_state=0).fit(X, np.log(Y))
+        np.testing.assert_allclose(found.predict(cells[:5]), np.exp(plain.predict(X[:5])))
+
     def test_partial_dependence(self, conditional):
         found = partial_dependence(conditional, X[:20], [0], grid_resolution=4)["average"]
         assert np.all(np.diff(found[0]) > 0.0)

@@ -250,7 +250,8 @@ def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractK
     """Return the kind of a column, by default labels or real numbers."""
     present = [cell for cell in column.tolist() if not is_missing(cell)] if column.dtype == object else []
     first = present[0] if present else None
-    if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
+    dated = any(hasattr(first, name) for name in ("isoformat", "strftime", "total_seconds"))
+    if dated or column.dtype.kind in "mM" or isinstance(first, np.datetime64 | np.timedelta64):
         raise ValueError(f"column {name} contains {DATES}")
     if kind is None:
         labels = any(isinstance(cell, str | bytes | bool | np.bool_) for cell in present)
