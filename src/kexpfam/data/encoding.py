@@ -236,7 +236,8 @@ def _by_position(
     found = {}
     for column, kind in (wanted or {}).items():
         named = [] if names is None else [j for j, name in enumerate(names) if name == str(column)]
-        if not named and isinstance(column, int | np.integer) and -width <= column < width:
+        whole = isinstance(column, int | np.integer) and not isinstance(column, bool)
+        if not named and whole and -width <= column < width:
             named = [int(column) % width]
         if not named:
             known = f"the columns are {', '.join(names or ())}"
