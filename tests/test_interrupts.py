@@ -1,12 +1,14 @@
+import importlib
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from kexpfam import DDE, ConditionalKernelExpFamily, Kernel, KernelExpFamily, Learned, Search
 from kexpfam.fit.saddle import DoublyDual
-from kexpfam.interrupts import interruptible
+from kexpfam.interrupts import AGAIN, COMPILER, interruptible
 
 ROWS = np.random.default_rng(0).normal(size=(40, 2))
 FIXED = Kernel(lengthscale=1.0, rkhs_penalty=0.1, n_centres=6)
@@ -76,3 +78,25 @@ def test_a_handler_of_the_caller_is_left_alone():
     finally:
         signal.signal(signal.SIGINT, before)
     assert numbers == [signal.SIGINT]
+
+
+def test_an_interrupt_during_a_compilation_comes_at_its_end():
+    scope, done = {"__name__": COMPILER, "press": signal.raise_signal, "number": signal.SIGINT}, []
+    exec("def compiled():\n    press(number)\n    return 'compiled'", scope)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        done.append(scope["compiled"]())
+        for _ in range(200):
+            time.sleep(AGAIN / 10.0)
+        done.append("not interrupted")
+    assert done == ["compiled"]
+
+
+def test_an_interrupt_at_the_end_of_a_fit_is_not_repeated():
+    scope = {"__name__": COMPILER, "press": signal.raise_signal, "number": signal.SIGINT}
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        exec("press(number)", scope)
+    time.sleep(3.0 * AGAIN)  # a second interrupt would end the test
+
+
+def test_the_compiler_of_jax_has_this_name():
+    assert hasattr(importlib.import_module(COMPILER), "backend_compile_and_load")

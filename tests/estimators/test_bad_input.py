@@ -1,16 +1,19 @@
 """What a new user gets wrong, one by one: each ends in one line that says what, or in the right answer."""
 
+import re
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import scipy.stats
 from oracles import changed
 
 from kexpfam import (
     ColumnKindWarning,
     ConditionalKernelExpFamily,
+    Integration,
     Judgement,
     Kernel,
     KernelExpFamily,
@@ -25,6 +28,7 @@ from kexpfam.estimators import (
     NeighbourDensity,
 )
 from kexpfam.judge.pit import pit_measurements
+from kexpfam.settings import SettingsRecord
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -301,10 +305,21 @@ def test_a_kernel_setting_of_a_wrong_type_is_named_in_one_line(cls, setting):
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e200], ids=repr)
-@pytest.mark.parametrize("setting", ["lengthscale", "rkhs_penalty"])
-def test_a_scale_beyond_double_precision_is_named(setting, scale):
-    with pytest.raises(ValueError, match=rf"{setting} must be from 1e-100 to 1e\+100, got"):
+@pytest.mark.parametrize(
+    ("setting", "ends"),
+    [("lengthscale", "1e-06 to 1e+06"), ("rkhs_penalty", "1e-100 to 1e+100")],
+)
+def test_a_scale_beyond_double_precision_is_named(setting, ends, scale):
+    with pytest.raises(ValueError, match=re.escape(f"{setting} must be from {ends}, got")):
         Kernel(**{setting: scale})
+
+
+@pytest.mark.parametrize("setting", ["lengthscale", "condition_lengthscale"])
+def test_a_length_scale_in_the_rounding_error_is_named(setting):
+    with pytest.raises(ValueError, match=f"{setting} must be from"):
+        Kernel(**{setting: 1e-8})
+    with pytest.raises(ValueError, match=f"{setting}s must be from"):
+        Kernel(search=Search(**{f"{setting}s": (1e-8, 1.0)}))
 
 
 def unchecked(cls, **fields):
@@ -315,10 +330,21 @@ def unchecked(cls, **fields):
     return record
 
 
-@pytest.mark.parametrize("folds", ["a", True, None, [2, 3], 1], ids=repr)
+@pytest.mark.parametrize("folds", ["a", True, None, [2, 3], 1, 2.5], ids=repr)
 def test_a_number_of_folds_that_is_none_is_named(folds):
-    with pytest.raises(ValueError, match=r"folds must be (a number, )?at least 2, got"):
-        unchecked(Search, folds=folds).__check_init__()
+    with pytest.raises(ValueError, match="folds must be a whole number of at least 2, got"):
+        SettingsRecord.__check_init__(unchecked(Search, folds=folds))
+
+
+@pytest.mark.parametrize("cells", [5, True, None, [5]], ids=repr)
+def test_cells_that_are_no_tuple_are_named(cells):
+    with pytest.raises(ValueError, match="cells must be a tuple of numbers, got"):
+        unchecked(Integration, cells=cells).__check_init__()
+
+
+def test_a_sparse_array_is_refused():
+    with pytest.raises(TypeError, match="Sparse data was passed for X"):
+        KernelExpFamily().fit(scipy.sparse.csr_array(Z))
 
 
 @pytest.mark.parametrize("penalties", ["ab", 0.1, (0.1, "b"), (), (True,)], ids=repr)
@@ -336,6 +362,15 @@ class TestKinds:
             TypeError, match=r"kinds of columns are a dict .*, such as \{0: 'positive'\}; got"
         ):
             KernelExpFamily().set_params(columns=columns).fit(Z)
+
+    @pytest.mark.parametrize("kind", ["bounded:a:b", "bounded:1:0", "integer:a"])
+    def test_a_kind_with_wrong_numbers_is_named(self, kind):
+        with pytest.raises(ValueError, match=f"'{kind}' (is no kind of column|lacks a number)"):
+            KernelExpFamily(columns={0: kind}).fit(Z)
+
+    def test_a_boolean_is_no_position(self):
+        with pytest.raises(ValueError, match="there is no column True"):
+            KernelExpFamily(columns={True: "real"}).fit(Z)
 
     def test_kinds_of_targets_are_set_with_target_columns(self):
         frame = pd.DataFrame(Z, columns=["a", "b"])
@@ -356,6 +391,15 @@ class TestKinds:
     def test_targets_that_are_dates_are_refused(self):
         with pytest.raises(ValueError, match="y contains dates or durations"):
             ConditionalKernelDensity().fit(Z, np.arange(ROWS).astype("datetime64[D]"))
+
+    @pytest.mark.parametrize("day", [np.datetime64("2020-01-01"), np.timedelta64(1, "D"), pd.Period("2020")])
+    def test_lists_of_dates_are_refused(self, day):
+        with pytest.raises(ValueError, match="column 1 contains dates or durations"):
+            KernelExpFamily().fit([[0.0, day]] * 20)
+
+    def test_a_condition_that_is_a_date_is_refused(self, conditionals):
+        with pytest.raises(ValueError, match="x contains dates or durations"):
+            conditionals[1].given(np.zeros(Z.shape[1], "datetime64[D]"))
 
 
 def test_every_setting_is_tried():

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.base import is_regressor
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.inspection import partial_dependence
 
-from kexpfam import ConditionalKernelExpFamily, KernelExpFamily
+from kexpfam import ConditionalKernelExpFamily, Kernel, KernelExpFamily
 from kexpfam.estimators import ConditionalKernelDensity
 
 ROWS = 200
@@ -98,6 +99,52 @@ class TestPartial:
         with pytest.raises(ValueError, match="name one or more different columns; got"):
             joint.given({"c": 0.0}).marginal(columns)
 
+    @pytest.mark.parametrize("column", [True, None, 1.5, -1], ids=repr)
+    def test_what_is_no_column_is_refused(self, joint, column):
+        with pytest.raises(ValueError, match="there is no column"):
+            joint.marginal(column)
+
+    def test_a_numpy_integer_is_a_position(self, joint):
+        assert joint.marginal(np.int64(1)).names == ["b"]
+
+    def test_a_column_given_twice_is_refused(self, joint):
+        with pytest.raises(ValueError, match="given twice"):
+            joint.given({"a": 1.0, 0: 2.0})
+
+    def test_rows_must_have_its_columns(self, joint, frame):
+        part = joint.marginal(["c", "a"])
+        expected = part.score_samples(frame[["c", "a"]].to_numpy()[:3])
+        np.testing.assert_array_equal(part.score_samples(frame[:3]), expected)
+        np.testing.assert_array_equal(part.score_samples(pl.from_pandas(frame[:3])), expected)
+        for rows in (np.zeros((4, 3)), np.zeros(4), np.zeros((2, 1))):
+            with pytest.raises(ValueError, match="the density is of c, a"):
+                part.score_samples(rows)
+        with pytest.raises(ValueError, match="X has no column 'c'"):
+            part.score_samples(frame[["a", "b"]])
+        with pytest.raises(ValueError, match="contain NaN"):
+            joint.marginal(["a"]).cdf([np.nan])
+
+    def test_a_frame_is_read_by_position_where_the_model_has_no_names(self, frame):
+        part = KernelExpFamily(model="mixture", random_state=0).fit(frame.to_numpy()).marginal([0])
+        cells = frame[["b"]][:3]
+        np.testing.assert_array_equal(part.score_samples(cells), part.score_samples(cells.to_numpy()))
+
+
+def test_values_beyond_the_bounds_have_no_conditional():
+    ends = X.min(axis=0) - 1.0, X.max(axis=0) + 1.0
+    kernel = Kernel(lengthscale=1.0, rkhs_penalty=1e-2)
+    model = KernelExpFamily(kernel=kernel, bounds=ends, random_state=0).fit(X)
+    beyond = float(ends[1][0]) + 1.0
+    assert model.marginal([0]).score_samples([[beyond]])[0] == -np.inf
+    with pytest.raises(ValueError, match="density 0"):
+        model.given({0: beyond})
+    with pytest.raises(ValueError, match="row 1 have density 0"):
+        model.impute([[0.0, np.nan], [beyond, np.nan]])
+    found = model.explain([[beyond, 0.0], [0.0, 0.0]]).frame().to_pandas()
+    assert found.surprise[0] == np.inf
+    assert np.all(np.isfinite(found.surprise[1:]))
+    assert np.all(found.lower < found.upper)
+
 
 class TestRegressor:
     def test_the_conditional_estimators_are_regressors(self, conditional):
@@ -111,6 +158,14 @@ class TestRegressor:
         )
         plain = ConditionalKernelDensity(random_state=0).fit(X, np.log(Y))
         np.testing.assert_allclose(model.fit(X, Y).predict(X[:5]), np.exp(plain.predict(X[:5])))
+
+    def test_targets_can_be_transformed_beside_a_frame(self):
+        cells = pd.DataFrame(X, columns=["a", "b"])
+        found = TransformedTargetRegressor(
+            ConditionalKernelDensity(random_state=0), func=np.log, inverse_func=np.exp
+        ).fit(cells, pd.Series(Y))
+        plain = ConditionalKernelDensity(random_state=0).fit(X, np.log(Y))
+        np.testing.assert_allclose(found.predict(cells[:5]), np.exp(plain.predict(X[:5])))
 
     def test_partial_dependence(self, conditional):
         found = partial_dependence(conditional, X[:20], [0], grid_resolution=4)["average"]

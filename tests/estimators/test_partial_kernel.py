@@ -65,3 +65,27 @@ def test_a_row_with_a_rare_gap_has_the_score_of_its_marginal():
     # Two sets of draws of 512 and 2048 completions, each with an error of about 0.02.
     np.testing.assert_allclose(model.score_samples(rows), expected, atol=0.15)
     assert abs(np.mean(model.score_samples(rows) - expected)) < 0.03
+
+
+@pytest.fixture(scope="module")
+def three() -> KernelExpFamily:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 3)) @ np.array([[1.0, 0.8, 0.0], [0.0, 0.6, 0.5], [0.0, 0.0, 1.0]])
+    kernel = Kernel(lengthscale=1.5, rkhs_penalty=0.1, base="gaussian")
+    return KernelExpFamily(model="kernel", kernel=kernel, random_state=0).fit(X)
+
+
+@pytest.mark.parametrize("known", [{0: 1.0, 1: 1.0}, {0: 20.0, 1: -20.0}])
+def test_a_value_far_out_moves_the_others_beyond_the_grid(three, known):
+    given = three.given(known)
+    grid = np.linspace(-60.0, 60.0, 24_001)
+    assert np.trapezoid(np.exp(given.score_samples(grid)), grid) == pytest.approx(1.0, abs=1e-3)
+    assert (given.log_evidence.standard_error == 0.0) == (known[0] < 20.0)
+
+
+def test_a_row_is_scored_as_it_is_alone_whatever_gaps_the_others_have(three):
+    rows = np.array([[0.3, 0.1, np.nan], [0.3, np.nan, np.nan], [np.nan, np.nan, np.nan], [0.1, 0.2, 0.3]])
+    alone = [three.score_samples(row[None])[0] for row in rows]
+    np.testing.assert_allclose(three.score_samples(rows), alone, rtol=1e-12, atol=1e-12)
+    completed = three.conditionals(rows).log_evidence
+    np.testing.assert_allclose(completed[[0, 2, 3]], np.array(alone)[[0, 2, 3]], atol=1e-12)

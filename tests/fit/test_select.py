@@ -442,7 +442,7 @@ def test_a_fitted_base_gains_its_parameters_over_the_rows():
 @pytest.mark.parametrize(
     ("record", "setting", "message"),
     [
-        (Search, {"folds": 1}, "folds must be at least 2"),
+        (Search, {"folds": 1}, "folds must be a whole number of at least 2"),
         (Search, {"penalties": ()}, "penalties must be positive"),
         (Search, {"lengthscales": (-1.0,)}, "lengthscales must be positive"),
         (Features, {"centres": 0}, "centres must be at least 1"),

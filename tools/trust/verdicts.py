@@ -116,7 +116,12 @@ def _case(seed: int, trial: int) -> Case:
     kind = KernelExpFamily if len(train) == 1 else ConditionalKernelExpFamily
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = kind(**SETTINGS[chosen], random_state=int(rng.integers(2**31))).fit(*train)
+        try:
+            model = kind(**SETTINGS[chosen], random_state=int(rng.integers(2**31))).fit(*train)
+        except ValueError as refused:
+            if "Use 'gaussian'" not in str(refused):
+                raise
+            return Case(name, rows, chosen, "refused", "refused", 0.0, 0.0)
         diagnosis = model.diagnose(settings=BRIEF)
         losses = _best_reference(train, test) - model.score_samples(*test)
     error = float(losses.std() / np.sqrt(FRESH_ROWS))

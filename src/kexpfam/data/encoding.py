@@ -236,7 +236,8 @@ def _by_position(
     found = {}
     for column, kind in (wanted or {}).items():
         named = [] if names is None else [j for j, name in enumerate(names) if name == str(column)]
-        if not named and isinstance(column, int | np.integer) and -width <= column < width:
+        whole = isinstance(column, int | np.integer) and not isinstance(column, bool)
+        if not named and whole and -width <= column < width:
             named = [int(column) % width]
         if not named:
             known = f"the columns are {', '.join(names or ())}"
@@ -250,7 +251,8 @@ def _kind(kind: AbstractKind | None, column: np.ndarray, name: str) -> AbstractK
     """Return the kind of a column, by default labels or real numbers."""
     present = [cell for cell in column.tolist() if not is_missing(cell)] if column.dtype == object else []
     first = present[0] if present else None
-    if column.dtype.kind in "mM" or hasattr(first, "isoformat") or hasattr(first, "total_seconds"):
+    dated = any(hasattr(first, name) for name in ("isoformat", "strftime", "total_seconds"))
+    if dated or column.dtype.kind in "mM" or isinstance(first, np.datetime64 | np.timedelta64):
         raise ValueError(f"column {name} contains {DATES}")
     if kind is None:
         labels = any(isinstance(cell, str | bytes | bool | np.bool_) for cell in present)

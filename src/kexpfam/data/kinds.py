@@ -405,6 +405,8 @@ def as_kind(kind: object) -> AbstractKind:
     except TypeError:
         ways = "write 'bounded:0:1', 'periodic:360', 'atom:0'"
         raise ValueError(f"{kind!r} lacks a number, or has too many: {ways}.") from None
+    except ValueError as problem:
+        raise ValueError(f"{kind!r} is no kind of column: {problem}") from None
 
 
 def harmonics(angles: Float[AnyArray, "*n"], weights: Float[np.ndarray, " k"]) -> Float[AnyArray, "*n w"]:

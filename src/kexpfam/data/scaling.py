@@ -16,7 +16,7 @@ CONSTANT_TOLERANCE = 2e-14
 # In interquartile ranges: the furthest of a million normal values is at 3.7, of exponential ones at 12.
 HEAVY_TAIL = 10.0
 # A shorter tail is heavy if it is so many interquartile ranges long and arcsinh raises the mean normal log
-# density by so many nats: around the median, and from an end of the data, for skewed columns, or after a power.
+# density by so many nats: around the median, and from an end of the data (skewed columns) or after a power.
 BOTH_TAILS, ONE_TAIL = (3.0, 0.05), (4.0, 0.4)
 # So many rows in such a tail are a mode if their interquartile range is below this share of their distance.
 MODE_ROWS, MODE_WIDTH = 20, 0.2

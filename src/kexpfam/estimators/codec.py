@@ -14,7 +14,15 @@ from kexpfam.data.encoding import DATES, TableSchema, categorical, columns_of
 from kexpfam.data.frames import BACKENDS, Layout, as_table, framed, layout_of, row_name
 from kexpfam.data.kinds import as_kind
 
-__all__ = ["FEWEST_ROWS", "OUTPUTS", "TableCodec", "kinds_of_targets", "read_features", "read_targets"]
+__all__ = [
+    "FEWEST_ROWS",
+    "OUTPUTS",
+    "TableCodec",
+    "kinds_of_targets",
+    "read_features",
+    "read_targets",
+    "refuse_dates",
+]
 
 # The least number of rows of a fit.
 FEWEST_ROWS = 10
@@ -66,9 +74,13 @@ class TableCodec(NamedTuple):
         return values if layout is None else _frame(values, layout, _index(like))
 
     def beside(self, X: Any, values: np.ndarray, output: str, names: Sequence[str]) -> Any:
-        """Return one row of targets for each row of X, in the container of X unless another was chosen."""
+        """Return one row of targets for each row of X, in the container of X unless another was chosen.
+
+        Targets that came as an array are an array: meta-estimators of scikit-learn transform it.
+        """
         flat = values.ndim == 1
-        layout = _chosen(self._layout_beside(X, names, flat=flat), output, names, flat=flat)
+        beside = None if self.layout is None else self._layout_beside(X, names, flat=flat)
+        layout = _chosen(beside, output, names, flat=flat)
         return values if layout is None else _frame(values, layout, _index(X))
 
     def draws_beside(self, X: Any, draws: np.ndarray, output: str, names: Sequence[str]) -> Any:
@@ -126,7 +138,7 @@ def read_features(estimator: Any, X: Any, *, kinds: Any, reset: bool, names: lis
     ``reset`` is for a fit: the columns are then described anew in ``estimator._codec``. ``kinds`` are those
     the user asked for, or None if the estimator takes real columns only."""
     layout, X = layout_of(X), as_table(X)
-    _refuse_dates(X, "X")
+    refuse_dates(X, "X")
     if not estimator._takes_kinds:
         least = FEWEST_ROWS if reset else 1
         values = validate_data(estimator, X, dtype=np.float64, reset=reset, ensure_min_samples=least)
@@ -166,7 +178,7 @@ def read_targets(
     if y is None:
         validate_data(estimator, rows, y, skip_check_array=True, reset=False)  # raises: y is required
     layout, y = layout_of(y), as_table(y)
-    _refuse_dates(y, "y")
+    refuse_dates(y, "y")
     finite = "allow-nan" if estimator._takes_kinds else True
     numbers = not estimator._takes_kinds or _only_numbers(y)
     if numbers:
@@ -195,7 +207,7 @@ def kinds_of_targets(wanted: Any) -> dict[Any, Any] | None:
     return wanted if wanted is None or isinstance(wanted, dict) else {0: as_kind(wanted)}
 
 
-def _refuse_dates(table: Any, name: str) -> None:
+def refuse_dates(table: Any, name: str) -> None:
     """Raise for an array of dates or durations, which NumPy converts to numbers without a word."""
     if isinstance(table, np.ndarray) and table.dtype.kind in "mM":
         raise ValueError(f"{name} contains {DATES}")

@@ -17,7 +17,7 @@ from kexpfam.data.sample import AnyArray
 from kexpfam.data.tables import numbered
 from kexpfam.data.weights import counted_mean
 from kexpfam.estimators.base import Estimator, Seed, key_from, remembered, whole
-from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets
+from kexpfam.estimators.codec import FEWEST_ROWS, TableCodec, read_targets, refuse_dates
 from kexpfam.estimators.derived import GivenDensity
 from kexpfam.estimators.messages import central_levels, check_share, checked_levels
 from kexpfam.estimators.uses import Explanation
@@ -139,8 +139,8 @@ class ConditionalEstimator(Estimator):
         return draws[:, :, 0] if self._flat_targets else draws
 
     def predict(self, X: ArrayLike) -> Any:
-        """Return the conditional mean of y, the most probable label of a category; for a frame X, a series or
-        frame."""
+        """Return the conditional mean of y, the most probable label of a category; a series or frame for a
+        frame X, if y was one."""
         features = self._checked_features(X)
         mean = self._decoded(self.density_.mean(features), whole=False)
         values = mean[:, 0] if self._flat_targets else mean
@@ -204,7 +204,9 @@ class ConditionalEstimator(Estimator):
             raise ValueError(
                 "the model was fitted without column names: pass the condition as a list of numbers."
             )
-        return np.atleast_2d(np.asarray(as_table(x), dtype=float))
+        row = np.asarray(as_table(x))
+        refuse_dates(row, "x")
+        return np.atleast_2d(row.astype(float))
 
     def _checked_features(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self, "density_")

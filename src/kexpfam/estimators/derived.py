@@ -2,7 +2,7 @@
 rows."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
-from kexpfam.data.encoding import TableSchema
-from kexpfam.data.frames import as_table
+from kexpfam.data.encoding import TableSchema, columns_of
+from kexpfam.data.frames import as_table, layout_of
 from kexpfam.data.kinds import AbstractKind
 from kexpfam.data.sample import AnyArray
 from kexpfam.estimators.base import Seed, key_from, whole
@@ -25,7 +25,15 @@ from kexpfam.model.partial import Completions, completed, log_evidence, warn_of_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["GIVEN_DRAWS", "ROW_DRAWS", "CompletedRows", "GivenDensity", "PartialDensity", "position_of"]
+__all__ = [
+    "GIVEN_DRAWS",
+    "ROW_DRAWS",
+    "CompletedRows",
+    "GivenDensity",
+    "PartialDensity",
+    "listed",
+    "position_of",
+]
 
 # Completions of one known row, of each row whose marginal density is computed, and of each row of a table.
 GIVEN_DRAWS, MARGINAL_DRAWS, ROW_DRAWS = 8192, 512, 512
@@ -129,6 +137,8 @@ class PartialDensity:
         self.log_evidence = Estimate(0.0, 0.0, np.inf)
         if not np.all(np.isnan(given)):
             (self.log_evidence,) = self._completions(key_from(0)).evidence()
+            if self.log_evidence.value == -np.inf:
+                raise ValueError("the given values have density 0: nothing has a density given them.")
             warn_of_few_draws([self.log_evidence])
 
     @property
@@ -165,7 +175,10 @@ class PartialDensity:
     def cdf(self, values: ArrayLike) -> np.ndarray:
         """Return ``P(X <= x)`` of a single column of numbers at each value, by weighted draws."""
         draws, levels = self._ordered()
-        place = np.searchsorted(draws, np.ravel(np.asarray(values, float)), side="right")
+        points = self._read(values)[:, 0]
+        if np.any(np.isnan(points)):
+            raise ValueError("the values contain NaN.")
+        place = np.searchsorted(draws, points, side="right")
         return np.concatenate([[0.0], levels])[place]
 
     def interval(self, coverage: float = 0.9) -> np.ndarray:
@@ -200,9 +213,9 @@ class PartialDensity:
         shares = np.exp(found.log_weights[0] - found.log_weights[0].max())[order]
         return values[order], np.cumsum(shares) / shares.sum()
 
-    def marginal(self, columns: Sequence[Any]) -> "PartialDensity":
+    def marginal(self, columns: Any) -> "PartialDensity":
         """Return the density of some of the columns, under the same condition."""
-        columns = [columns] if isinstance(columns, str | int) else columns
+        columns = listed(columns)
         kept = [position_of(column, self.columns) for column in columns]
         for column, place in zip(columns, kept, strict=True):
             if place not in self.kept:
@@ -223,10 +236,17 @@ class PartialDensity:
         return self.columns.part(self.kept)
 
     def _read(self, X: Any) -> np.ndarray:
-        if hasattr(X, "columns"):
-            cells = [np.asarray(X[name]) for name in self.names]
-        else:
-            cells = list(np.asarray(X, object).reshape(-1, len(self.kept)).T)
+        """Return rows as numbers; columns of a frame are found by name if the model has names."""
+        layout, table, width = layout_of(X), as_table(X), len(self.kept)
+        cells = columns_of(table if layout and not layout.series else _rows(table, width))
+        if layout and not layout.series and self.columns.names is not None:
+            if missing := [name for name in self.names if name not in layout.texts]:
+                raise ValueError(
+                    f"X has no column {missing[0]!r}: the density is of {', '.join(self.names)}."
+                )
+            cells = [cells[layout.texts.index(name)] for name in self.names]
+        if len(cells) != width:
+            raise ValueError(f"X has {len(cells)} columns, but the density is of {', '.join(self.names)}.")
         return self._own.encode(cells, unknown=True)
 
     def _completions(self, key: Any, *, at_least: int = 1) -> Completions:
@@ -255,6 +275,8 @@ class CompletedRows:
         self._completions = completions
         found = np.array([tuple(one) for one in self._completions.evidence()])
         self.log_evidence, self.standard_errors, self.effective_draws = found.T
+        if np.any(impossible := self.log_evidence == -np.inf):
+            raise ValueError(f"the known cells of row {int(np.argmax(impossible))} have density 0.")
 
     def sample(self, n_samples: int = 1, random_state: Seed = None) -> np.ndarray:
         """Return whole rows, (rows, n_samples, columns): known cells as they are, the others drawn."""
@@ -271,12 +293,25 @@ class CompletedRows:
         return self._completions.quantile(wanted, place)
 
 
+def _rows(table: Any, width: int) -> np.ndarray:
+    """Return an array of rows; one dimension holds the rows of a single column."""
+    rows = np.asarray(table, object)
+    return rows.reshape(-1, 1) if rows.ndim < 2 and width == 1 else np.atleast_2d(rows)
+
+
+def listed(columns: Any) -> list[Any]:
+    """Return one or more columns, by name or position, as a list."""
+    several = isinstance(columns, Iterable) and not isinstance(columns, str)
+    return list(columns) if several else [columns]
+
+
 def position_of(column: Any, columns: TableSchema) -> int:
     """Return the position of a column that is named, or given by its position."""
     shown = list(columns.shown)
-    if column in shown:
-        return shown.index(column)
-    places = columns.places or range(len(shown))
-    if isinstance(column, int | np.integer) and not isinstance(column, bool) and column in places:
-        return places.index(int(column))
+    if not isinstance(column, bool | np.bool_):
+        if column in shown:
+            return shown.index(column)
+        places = columns.places or range(len(shown))
+        if isinstance(column, int | np.integer) and column in places:
+            return places.index(int(column))
     raise ValueError(f"there is no column {column!r}: the columns are {', '.join(map(str, shown))}.")

@@ -20,7 +20,14 @@ from kexpfam.data.scaling import InputScaling
 from kexpfam.estimators.base import Seed, key_from, one_of, warn_of_uncertain_normaliser, whole
 from kexpfam.estimators.conditional import ConditionalEstimator
 from kexpfam.estimators.density import DensityEstimator
-from kexpfam.estimators.derived import GIVEN_DRAWS, ROW_DRAWS, CompletedRows, PartialDensity, position_of
+from kexpfam.estimators.derived import (
+    GIVEN_DRAWS,
+    ROW_DRAWS,
+    CompletedRows,
+    PartialDensity,
+    listed,
+    position_of,
+)
 from kexpfam.estimators.messages import check_share
 from kexpfam.estimators.model import KernelModel
 from kexpfam.estimators.uses import Explanation
@@ -258,11 +265,10 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         row = self._row(known)
         return self._partial(row, np.flatnonzero(np.isnan(row)).tolist(), draws)
 
-    def marginal(self, columns: Sequence[Any], *, draws: int = GIVEN_DRAWS) -> PartialDensity:
+    def marginal(self, columns: Any, *, draws: int = GIVEN_DRAWS) -> PartialDensity:
         """Return the density of some columns, by name or position."""
         check_is_fitted(self, "density_")
-        listed = [columns] if isinstance(columns, str | int) else columns
-        kept = [self._position(column) for column in listed]
+        kept = [self._position(column) for column in listed(columns)]
         return self._partial(np.full(len(self._columns.kinds), np.nan), kept, draws)
 
     def _partial(self, row: np.ndarray, kept: list[int], draws: int) -> PartialDensity:
@@ -392,8 +398,7 @@ class KernelExpFamily(KernelModel, DensityEstimator):
 
     def _disjoint(self, *sets: Any) -> list[list[int]]:
         """Return the positions of sets of columns that have none in common."""
-        listed = [[one] if isinstance(one, str | int | np.integer) else list(one or ()) for one in sets]
-        places = [[self._position(column) for column in own] for own in listed]
+        places = [[self._position(column) for column in listed(() if one is None else one)] for one in sets]
         every = sum(places, [])
         if len(set(every)) < len(every) or not places[0] or not places[1]:
             raise ValueError("a, b and given must be different columns, at least one each for a and b.")
@@ -404,6 +409,8 @@ class KernelExpFamily(KernelModel, DensityEstimator):
         row = np.full(len(columns.kinds), np.nan)
         for column, cell in known.items():
             place = position_of(column, columns)
+            if not np.isnan(row[place]):
+                raise ValueError(f"column {column!r} is given twice: by its name and by its position.")
             one = TableSchema((columns.kinds[place],), (str(column),))
             row[place] = one.encode([np.array([cell], object)])[0, 0]
             if not one.inside(row[place].reshape(1, 1))[0] or np.isnan(row[place]):

@@ -442,7 +442,7 @@ class KernelModel(Estimator):
         return found
 
     def _diagnosed(self, calibration: list[Measurement], settings: Judgement, key: RandomKey) -> Diagnosis:
-        fit, (trained, between) = self._kernel_fit, self._training_scores(key)
+        fit, (trained, neighbours) = self._kernel_fit, self._training_scores(key)
         found = Evidence(
             density=self.density_,
             training=self._training,
@@ -454,7 +454,7 @@ class KernelModel(Estimator):
             calibration=calibration,
             comparison=self._held_out_comparison(key),
             training_score=trained,
-            between_score=between,
+            neighbour_scores=neighbours,
             settings=settings,
             key=key,
         )
@@ -470,21 +470,30 @@ class KernelModel(Estimator):
         scores = cross_validated(fit, scaling.to_model(targets), key=key)
         if scores is None:
             return found
-        seen, scores = ~np.isnan(scores), scores + scaling.log_jacobian(targets)
+        seen, scores = ~np.isnan(scores) & self._compared, scores + scaling.log_jacobian(targets)
         return found._replace(score=float(weighted_mean(scores[seen], part_of(self._weight, seen))))
 
-    def _training_scores(self, key: Key[Array, ""]) -> tuple[float, float | None]:
-        """Return the mean log density of at most a thousand training rows, and of the points half-way to
-        their nearest neighbours, which is None under conditions and for columns that are not real."""
-        rows = np.random.default_rng(seed_from(key)).permutation(len(self._training))[:MOST_SCORED]
+    @property
+    def _compared(self) -> np.ndarray:
+        """Return which training rows were held out, all if none was: plain densities have scored these."""
+        held = np.zeros(0, bool) if self._part is None else self._part >= 0
+        return held if np.any(held) else np.ones(len(self._training), bool)
+
+    def _training_scores(self, key: Key[Array, ""]) -> tuple[float, tuple[float, float] | None]:
+        """Return mean log densities of at most a thousand rows: of those compared, and of all training rows
+        and the points half-way to their nearest neighbours, None under conditions and for columns that are
+        not real."""
+        rows = np.random.default_rng(seed_from(key)).permutation(len(self._training))
+        rows, compared = rows[:MOST_SCORED], rows[self._compared[rows]][:MOST_SCORED]
         *X, targets = self._training_columns()
-        mean = lambda scores: float(weighted_mean(scores, part_of(self._weight, rows)))
-        own = mean(self._log_density(self.density_, targets[rows], *(part[rows] for part in X)))
+        mean = lambda scores, rows: float(weighted_mean(scores, part_of(self._weight, rows)))
+        own = self._log_density(self.density_, targets[compared], *(part[compared] for part in X))
         if self.conditional or not _is_numeric(targets, self._described.kinds):
-            return own, None
+            return mean(own, compared), None
         z, scaling = self.density_.scaling.to_model(targets), self.density_.scaling
         half_way = scaling.to_data(0.5 * (z[rows] + z[nearest_other(z, rows)]))
-        return own, mean(self._log_density(self.density_, half_way))
+        both = [self._log_density(self.density_, points) for points in (targets[rows], half_way)]
+        return mean(own, compared), (mean(both[0], rows), mean(both[1], rows))
 
 
 def _is_numeric(targets: np.ndarray, kinds: tuple[AbstractKind, ...]) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import ArrayLike
 
 from kexpfam.data.blocks import RowBlocks, Rows, beside, row_blocks, with_targets
@@ -48,7 +49,8 @@ class RowSource(NamedTuple):
         tables = (X, y) if conditional else (X,)
         blocks = row_blocks(X, settings)
         if blocks is None:
-            return RowSource(tables, weight, len(X) if hasattr(X, "__len__") else None)
+            counted = hasattr(X, "__len__") and not scipy.sparse.issparse(X)  # which is refused later
+            return RowSource(tables, weight, len(X) if counted else None)
         blocks = paired_blocks(blocks, y, weight, conditional=conditional)
         overview = take_overview(blocks, settings.in_memory, seed=seed, report=report)
         for low, high in zip(overview.low, overview.high, strict=True):

@@ -45,7 +45,7 @@ from kexpfam.integrate.partition import METHODS
 from kexpfam.model.kernels import KERNELS, median_distance
 from kexpfam.model.measures import AbstractMeasure, Nodes
 from kexpfam.progress import Listener, Report
-from kexpfam.settings import SettingsRecord, check_at_least, check_positive, one_of, shown
+from kexpfam.settings import SettingsRecord, at_least, check_positive, one_of, shown
 
 # Up to this many dimensions f depends on all of them, and the base is a Gaussian.
 FEW_DIMS = 3
@@ -63,7 +63,7 @@ WORST_LOSS, SHORTER = 0.1, 4
 # Features below this share of the strongest are left out of a product space.
 PRODUCT_FLOOR = 1e-8
 # Length scales and penalties beyond this and its inverse have squares beyond double precision.
-SMALLEST_SCALE = 1e-100
+SMALLEST_PENALTY, SMALLEST_LENGTH = 1e-100, 1e-6
 
 
 class Search(SettingsRecord):
@@ -110,15 +110,15 @@ class Search(SettingsRecord):
         Rounds over the axes, at most.
     """
 
-    folds: int = 10
-    repeats: int = 1
-    rows: int = 20_000
-    conditional_rows: int = 600
+    folds: int = at_least(2, 10, whole=True)
+    repeats: int = at_least(1, 1, whole=True)
+    rows: int = at_least(1, 20_000, whole=True)
+    conditional_rows: int = at_least(1, 600, whole=True)
     features: Features = Features(
         rank=250, condition_rank=(24, 48), rows_per_feature=8, target_rank=10, floor=1e-6
     )
     penalties: tuple[float, ...] = tuple(10.0**-k for k in range(8))
-    patience: int = 1
+    patience: int = at_least(1, 1, whole=True)
     lengthscales: tuple[float, ...] = tuple(2.0 ** (0.5 * k) for k in range(-11, 5))
     condition_lengthscales: tuple[float, ...] = tuple(2.0 ** (0.5 * k) for k in range(-8, 9))
     widths: tuple[float, ...] = (0.6, 0.8, 1.0, 1.25, 1.6)
@@ -128,12 +128,10 @@ class Search(SettingsRecord):
     relevance_factors: tuple[float, ...] = (3.0, 0.5)
     weight: float = 0.5
     fineness: tuple[float, ...] = (0.25, 0.6, 0.5)
-    draws: int = 8192
-    rounds: int = 4
+    draws: int = at_least(2, 8192, whole=True)
+    rounds: int = at_least(1, 4, whole=True)
 
     def __check_init__(self) -> None:
-        check_at_least(self, 2, "folds", "draws")
-        check_at_least(self, 1, "repeats", "patience", "rounds", "rows", "conditional_rows")
         check_positive(self, "penalties", "lengthscales", "condition_lengthscales", "widths")
         check_positive(self, "relevance_factors", "fineness")
 
@@ -200,8 +198,9 @@ class Kernel(SettingsRecord):
         whole = isinstance(self.n_centres, int | np.integer) and not isinstance(self.n_centres, bool)
         if self.n_centres is not None and not (whole and self.n_centres >= 1):
             raise ValueError(f"n_centres must be a whole number of at least 1, got {shown(self.n_centres)}.")
-        _check_scale("lengthscale", self.lengthscale, most_axes=1)
-        _check_scale("condition_lengthscale", self.condition_lengthscale, most_axes=1)
+        for name in ("lengthscale", "condition_lengthscale"):
+            _check_scale(name, getattr(self, name), most_axes=1)
+            _check_scale(f"{name}s", getattr(self.search, f"{name}s"), most_axes=1)
         for name in ("rkhs_penalty", "base_width"):
             _check_scale(name, getattr(self, name), most_axes=0)
 
@@ -240,9 +239,10 @@ def _check_scale(name: str, value: Any, *, most_axes: int) -> None:
     infinite = np.isinf(numbers) & (most_axes > 0)
     if boolean or numbers.ndim > most_axes or not np.all(numbers > 0.0):
         raise ValueError(f"{name} must be positive, got {shown(value)}.")
-    if not np.all(infinite | ((numbers >= SMALLEST_SCALE) & (numbers <= 1.0 / SMALLEST_SCALE))):
-        ends = f"from {SMALLEST_SCALE:g} to {1.0 / SMALLEST_SCALE:g}"
-        raise ValueError(f"{name} must be {ends}, got {shown(value)}: its square is beyond double precision.")
+    least = SMALLEST_PENALTY if name == "rkhs_penalty" else SMALLEST_LENGTH
+    if not np.all(infinite | ((numbers >= least) & (numbers <= 1.0 / least))):
+        ends = f"from {least:g} to {1.0 / least:g}"
+        raise ValueError(f"{name} must be {ends}, got {shown(value)}: others are beyond double precision.")
 
 
 class KernelSettings(NamedTuple):

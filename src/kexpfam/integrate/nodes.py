@@ -13,7 +13,7 @@ import numpy as np
 
 from kexpfam.data.sample import RandomKey
 from kexpfam.model.measures import AbstractMeasure, Nodes, grid_cells, logsumexp
-from kexpfam.settings import SettingsRecord, above, at_least, between
+from kexpfam.settings import SettingsRecord, above, at_least, between, shown
 
 
 class Integration(SettingsRecord):
@@ -76,6 +76,9 @@ class Integration(SettingsRecord):
     candidates_per_condition: int = at_least(1, 4, whole=True)
 
     def __check_init__(self) -> None:
+        for name in ("cells", "tail_cells", "conditional_cells"):
+            if not isinstance(getattr(self, name), tuple):
+                raise ValueError(f"{name} must be a tuple of numbers, got {shown(getattr(self, name))}.")
         if len(self.tail_cells) < max(len(self.cells), len(self.conditional_cells)):
             raise ValueError("tail_cells must have an entry for every entry of cells and conditional_cells.")
 

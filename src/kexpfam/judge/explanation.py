@@ -47,6 +47,9 @@ def explain_cells(
     ``score`` returns the log density of rows. Cells outside the support count as missing for the others.
     """
     outside = np.stack([~kind.inside(values[:, j]) for j, kind in enumerate(columns.kinds)], axis=1)
+    if (support := density.support()) is not None:
+        beyond = (values < support[0]) | (values > support[1])
+        outside |= beyond & np.isneginf(score(values))[:, None]  # the ends are rounded
     known = np.where(outside, np.nan, values)
     surprise, *others = (np.full(values.shape, np.nan) for _ in range(4))
     own, rng = score(known), np.random.default_rng(seed_from(key))

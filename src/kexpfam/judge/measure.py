@@ -60,8 +60,10 @@ class Evidence:
     comparison : object or None
         Held-out scores of the fit and of plain densities, with ``rows``, ``score``, ``best``, ``references``
         and ``errors``.
-    training_score, between_score : float or None
-        Mean log density of training rows, and of points half-way to their nearest neighbours.
+    training_score : float or None
+        Mean log density of the rows of the comparison by the density, which was fitted to them.
+    neighbour_scores : pair of float or None
+        Mean log density of all training rows, and of the points half-way to their nearest neighbours.
     """
 
     density: AbstractDensity
@@ -74,7 +76,7 @@ class Evidence:
     calibration: Sequence[Measurement] = ()
     comparison: Any = None
     training_score: float | None = None
-    between_score: float | None = None
+    neighbour_scores: tuple[float, float] | None = None
     settings: Judgement = field(default_factory=Judgement)
     key: RandomKey
 
@@ -148,13 +150,14 @@ def measure_holes(found: Evidence) -> Iterator[Measurement]:
     """Yield how much lower the density is between neighbouring rows.
 
     A density can vanish between an outlier and the other rows, where few or no rows were held out."""
-    if found.between_score is None or found.training_score is None:
+    if found.neighbour_scores is None:
         return
-    depth = found.training_score - found.between_score
+    training, between = found.neighbour_scores
+    depth = training - between
     level, meaning = found.settings.below(depth, found.settings.good_hole), "The density has no holes."
     if level != "good":
         meaning = "The density is low between neighbouring rows: use a larger penalty or length scale."
-    text = f"{found.between_score:.3f}; training rows {found.training_score:.3f}"
+    text = f"{between:.3f}; training rows {training:.3f}"
     yield Measurement("hole", depth, None, level, meaning, "between neighbours", text, of_fit=True)
 
 

@@ -38,6 +38,8 @@ EXACT = 1e-9
 # Cells of the unknown columns of a row, at most, and the cells that are added beyond each end of the grid,
 # because a known value far out moves the others beyond it.
 MOST_CELLS, OUTER_CELLS = 4096, 32
+# Rows with a larger share of their mass in the outermost cells are completed by the base.
+MOST_BEYOND = 1e-5
 
 
 class FewDrawsWarning(UserWarning):
@@ -47,19 +49,46 @@ class FewDrawsWarning(UserWarning):
 class Completions(NamedTuple):
     """Completions of every row in data units and their log weights, equally many in each of ``strata``.
 
-    They are draws or, if ``exact``, the cells of a grid."""
+    They are draws or, in rows that are ``exact``, the cells of a grid."""
 
     rows: np.ndarray  # (n, count, d)
     log_weights: np.ndarray  # (n, count)
     strata: int = 1
-    exact: bool = False
+    exact: np.ndarray | None = None  # (n,); None if no row is
 
     def evidence(self) -> list[Estimate]:
         """Return the log density of the known part of each row, with its error and effective draws."""
-        if self.exact:
-            count = self.log_weights.shape[1]
-            return [Estimate(float(one), 0.0, np.inf) for one in logsumexp(self.log_weights) - np.log(count)]
-        return [_estimate(row, self.strata) for row in self.log_weights]
+        found = [_estimate(row, self.strata) for row in self.log_weights]
+        exact = np.zeros(len(found), bool) if self.exact is None else self.exact
+        return [
+            Estimate(one.value, 0.0, np.inf) if sure else one for one, sure in zip(found, exact, strict=True)
+        ]
+
+    def widened(self, count: int) -> "Completions":
+        """Return the completions with others of weight zero, ``count`` in all."""
+        rows, size = self.rows, self.log_weights.shape[1]
+        if count == size:
+            return self
+        others = np.repeat(rows[:, :1], count - size, axis=1)
+        weights = np.full(others.shape[:2], -np.inf)
+        return self._replace(
+            rows=np.concatenate([rows, others], axis=1),
+            log_weights=np.concatenate([self.log_weights + np.log(count / size), weights], axis=1),
+        )
+
+    @staticmethod
+    def merged(parts: Sequence[tuple[np.ndarray, "Completions"]]) -> "Completions":
+        """Return the completions of all rows, of parts with the positions of their rows."""
+        count = max(part.log_weights.shape[1] for _, part in parts)
+        order = np.argsort(np.concatenate([own for own, _ in parts]))
+        wide = [part.widened(count) for _, part in parts]
+        exact = [np.zeros(len(part.rows), bool) if part.exact is None else part.exact for part in wide]
+        return Completions(
+            np.concatenate([part.rows for part in wide])[order],
+            np.concatenate([part.log_weights for part in wide])[order],
+            wide[0].strata,
+            np.concatenate(exact)[order],
+        )
 
     def resampled(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return draws of the rows in proportion to their weights, (n, count, d)."""
@@ -95,8 +124,9 @@ class Completions(NamedTuple):
 def completed(density: Any, values: np.ndarray, count: int, *, key: RandomKey) -> Completions:
     """Return about ``count`` completions of every row, independent of other rows; NaN marks unknown cells."""
     parts = list(_completed_blocks(density, values, count, key, shared=False))
-    whole, weights = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    return Completions(whole, weights, *parts[0][2:])
+    ends = np.cumsum([len(part.rows) for part in parts])
+    places = np.split(np.arange(len(values)), ends[:-1])
+    return Completions.merged(list(zip(places, parts, strict=True)))
 
 
 def _completed_blocks(
@@ -206,44 +236,50 @@ def _(density: LawDensity, values: np.ndarray, count: int, key: RandomKey, share
 @_completed.register
 def _(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey, shared: bool) -> Completions:
     """Return the cells of a grid, or completions by the base, weighted by the tilt."""
-    found = _on_grid(density, values, count, key)
-    return _by_base(density, values, count, key, shared) if found is None else found
+    parts = []
+    for own, known in patterns(values):
+        found = _on_grid(density, values[own], known, count, key)
+        sure = np.zeros(len(own), bool) if found is None or found.exact is None else found.exact
+        if found is not None and np.any(sure):
+            exact = Completions(found.rows[sure], found.log_weights[sure], exact=sure[sure])
+            parts.append((own[sure], exact))
+        if not np.all(sure):
+            parts.append((own[~sure], _by_base(density, values[own[~sure]], count, key, shared)))
+    return Completions.merged(parts)
 
 
-def _on_grid(density: TiltedDensity, values: np.ndarray, count: int, key: RandomKey) -> Completions | None:
-    """Return the cells of the unknown columns of each row, or None if there is no grid or too many cells.
+def _on_grid(
+    density: TiltedDensity, values: np.ndarray, known: tuple[int, ...], count: int, key: RandomKey
+) -> Completions | None:
+    """Return the cells of the unknown columns of rows with these known ones, or None if there is no grid or
+    too many cells.
 
-    Rows without a known cell have draws of the density instead."""
+    Rows without a known cell have draws of the density instead. Rows with mass beyond the grid are not exact:
+    a known value far out moves the others there."""
     if density.completion is not None or density.nodes is None:
         return None
-    axes = [_extended(edge) for edge in density.nodes.edges]
-    groups, dim = patterns(values), values.shape[1]
-    grids = {
-        known: grid_cells([axes[j] for j in range(dim) if j not in known]) for _, known in groups if known
-    }
-    most = max([len(points) for points, _ in grids.values()], default=0)
-    if most > MOST_CELLS:
+    if not known:
+        drawn = np.tile(density.sample(count, key=key), (len(values), 1, 1))
+        return Completions(drawn, np.zeros(drawn.shape[:2]), exact=np.ones(len(values), bool))
+    unknown = [j for j in range(values.shape[1]) if j not in known]
+    axes = [_extended(density.nodes.edges[j]) for j in unknown]
+    if np.prod([len(axis) - 1.0 for axis in axes]) > MOST_CELLS:
         return None
-    most = max(most, count if any(not known for _, known in groups) else 0)
+    points, widths = grid_cells(axes)
     z, rng = density.scaling.to_model(values), np.random.default_rng(np.asarray(jr.key_data(key)))
-    rows = np.tile(z[:, None], (1, most, 1))
-    log_weights = np.full((len(values), most), -np.inf)
-    for own, known in groups:
-        if not known:
-            rows[own, :count] = density.scaling.to_model(density.sample(count, key=key))
-            log_weights[own, :count] = np.log(most / count)
-            continue
-        (points, widths), unknown = grids[known], [j for j in range(dim) if j not in known]
-        cells, part = len(points), rows[own, : len(grids[known][0])]
-        part[:, :, unknown] = points
-        log_density = density.tilt.log_values(part.reshape(-1, dim)).reshape(len(own), cells)
-        log_weights[own, :cells] = log_density + np.log(widths).sum(1) + np.log(most)
-        log_weights[own] -= density.log_partitions()[0]
-        part[:, :, unknown] += widths * rng.uniform(-0.5, 0.5, points.shape)
-        rows[own, :cells] = part
-    data = density.scaling.to_data(np.nan_to_num(rows).reshape(-1, dim)).reshape(rows.shape)
-    weights = log_weights + _known_jacobian(density.scaling, values)[:, None]
-    return Completions(_kept(data, values), weights, exact=True)
+    rows = np.tile(z[:, None], (1, len(points), 1))
+    rows[:, :, unknown] = points
+    log_masses = density.tilt.log_values(rows.reshape(-1, values.shape[1])).reshape(len(z), -1)
+    log_masses += np.log(widths).sum(1)
+    outermost = np.any((points == points.min(0)) | (points == points.max(0)), axis=1)
+    total = logsumexp(log_masses)
+    # A row without any mass lies outside the support.
+    sure = np.isneginf(total) | (logsumexp(log_masses[:, outermost]) <= np.log(MOST_BEYOND) + total)
+    rows[:, :, unknown] += widths * rng.uniform(-0.5, 0.5, points.shape)
+    data = density.scaling.to_data(rows.reshape(-1, values.shape[1])).reshape(rows.shape)
+    weights = log_masses + np.log(len(points)) - density.log_partitions()[0]
+    weights += _known_jacobian(density.scaling, values)[:, None]
+    return Completions(_kept(data, values), weights, exact=sure)
 
 
 def _extended(edge: np.ndarray) -> np.ndarray:
