@@ -104,7 +104,7 @@ NOTES = {
         f"0.01. {PEAK}"
     ),
     "unseen": (
-        "Not in the paper. The default on splits that no choice has seen: 10 to 14, of airfoil 5 to 9, of "
+        "Not in the paper. The default on splits that no choice has seen: 15 to 19, of airfoil 5 to 9, of "
         f"protein all five. Mean NLL in the target's units ± its standard error over splits. {PEAK}"
     ),
     "labelled": (
