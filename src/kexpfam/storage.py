@@ -48,7 +48,12 @@ OLDEST_FORMAT = 3
 # Former names. "Old": "New" for classes and estimators, "module:Old": "module:New" for a class whose name
 # is not unique, "Class.old": "new" for fields; None drops a field.
 RENAMED: dict[str, str | None] = {"Columns": "TableSchema", "Boosting.depth": None} | {
-    f"Learned.{name}": None for name in ("polish", "polish_progress", "polish_steps", "polished_rows")
+    name: None
+    for name in (
+        *("Learned.polish", "Learned.polish_progress", "Learned.polish_steps", "Learned.polished_rows"),
+        *("Integration.resampling_share", "Integration.candidates_per_draw"),
+        "Integration.candidates_per_condition",
+    )
 }
 
 FOREIGN_CLASSES: dict[str, type] = {"equinox.nn:MLP": eqx.nn.MLP, "equinox.nn:Linear": eqx.nn.Linear}

@@ -43,7 +43,7 @@ from kexpfam.fit.convex import best_sampler
 from kexpfam.fit.distil import Distillation
 from kexpfam.fit.mixture import best_mixture
 from kexpfam.fit.problem import Problem, Solution, Status
-from kexpfam.integrate.nodes import Integration, seed_from
+from kexpfam.integrate.nodes import RESAMPLING_SHARE, seed_from
 from kexpfam.integrate.partition import METHODS, log_partition
 from kexpfam.judge.diagnosis import Diagnosis, Judgement, Measurement
 from kexpfam.judge.measure import Evidence, diagnose, measure_log_partition, measure_status, sampler_fit
@@ -210,7 +210,7 @@ class ScoreMatchingExpFamily(DensityEstimator):
         loss = float(weighted_mean(fitted_losses(density.tilt, self._sample), weight))
         held_out = "no selection ran" if chosen is None else f"{chosen.loss:.4f} held out"
         level, meaning = "good", "Chains start near the density."
-        if fit.share < Integration().resampling_share:
+        if fit.share < RESAMPLING_SHARE:
             level = "poor"
             meaning = "Chains start far from the density: shares of modes may be wrong. Raise rkhs_penalty."
         text, share = f"{loss:.4f} in training, {held_out}", f"{fit.share:.0%}"

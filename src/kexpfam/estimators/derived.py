@@ -287,7 +287,7 @@ class CompletedRows:
 
     def quantile(self, levels: ArrayLike, column: Any) -> np.ndarray:
         """Return the quantiles of one column of numbers in every row, (rows, levels)."""
-        place, wanted = position_of(column, self.columns), np.atleast_1d(np.asarray(levels, float))
+        place, wanted = position_of(column, self.columns), checked_levels(levels)
         if self.columns.kinds[place].categorical:
             raise ValueError("labels have no quantiles; use sample instead.")
         return self._completions.quantile(wanted, place)

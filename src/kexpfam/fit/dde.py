@@ -30,7 +30,7 @@ from kexpfam.model.located import Located
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.model.networks import AbstractTransport, Identity
 from kexpfam.model.spaces import AbstractFunctionSpace
-from kexpfam.settings import check_at_least
+from kexpfam.settings import check_at_least, shown
 
 
 class SaddleSolver(Solver):
@@ -50,6 +50,9 @@ class SaddleSolver(Solver):
 
     def __check_init__(self) -> None:
         check_at_least(self, 1, "judged_draws")
+        for name in ("warm_start", "polish"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {shown(getattr(self, name))}.")
         if self.steps is not None:
             check_at_least(self, 0, "steps")
 

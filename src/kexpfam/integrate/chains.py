@@ -16,11 +16,22 @@ from blackjax.smc import resampling
 from jaxtyping import Array, Bool, Float, Key, ScalarLike
 
 from kexpfam.data.sample import AnyArray, RandomKey
-from kexpfam.integrate.nodes import Integration, effective_share, importance_nodes, resample, seed_from
+from kexpfam.integrate.nodes import (
+    RESAMPLING_SHARE,
+    Integration,
+    effective_share,
+    importance_nodes,
+    resample,
+    seed_from,
+)
 from kexpfam.jax_settings import double_precision
 from kexpfam.model.density import Sampler, Tilt, TiltedDensity
 from kexpfam.model.measures import AbstractMeasure
 from kexpfam.settings import SettingsRecord, above, at_least, between
+
+# Weighted draws per start of a chain, without and under conditions. With few of them, the noise of their
+# weights changes the proportions of the modes.
+CANDIDATES, CONDITIONAL_CANDIDATES = 16, 4
 
 
 class HMC(SettingsRecord):
@@ -195,12 +206,11 @@ def refined(tilt: Tilt, sampler: Sampler, count: int, steps: int, *, key: Random
     Weighted draws of base and reference are resampled if enough of them are effective; otherwise the chains
     start at draws of the sampler. Then ``steps`` transitions of tuned HMC leave the density invariant.
     """
-    settings, nothing = Integration(), np.zeros((count, 0))
+    nothing = np.zeros((count, 0))
     nodes_key, draw_key, seed_key, tune_key, move_key = jr.split(key, 5)
-    candidates = settings.candidates_per_draw * count
-    nodes = importance_nodes(tilt.base, sampler.reference, candidates, key=nodes_key)
+    nodes = importance_nodes(tilt.base, sampler.reference, CANDIDATES * count, key=nodes_key)
     log_ratio = tilt.values(nodes.points)
-    if effective_share(nodes.log_weights + log_ratio) > settings.resampling_share:
+    if effective_share(nodes.log_weights + log_ratio) > RESAMPLING_SHARE:
         starts = resample(nodes, log_ratio, count, seed=seed_from(seed_key))
     else:
         starts = sampler.weighted_draws(nothing, key=draw_key).points
@@ -214,13 +224,12 @@ def refined_each(
 
     Each chain starts at a draw of the sampler, chosen among a few by weight, and is moved by tuned HMC.
     """
-    candidates = Integration().candidates_per_condition
     draw_key, choose_key, tune_key, move_key = jr.split(key, 4)
-    repeated = np.repeat(condition, candidates, axis=0)
+    repeated = np.repeat(condition, CONDITIONAL_CANDIDATES, axis=0)
     draws = sampler.weighted_draws(repeated, key=draw_key)
-    log_ratio = (tilt.log_values(draws.points, repeated) - draws.log_density).reshape(-1, candidates)
-    chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio)))
-    points = draws.points.reshape(len(condition), candidates, -1)
+    log_ratio = tilt.log_values(draws.points, repeated) - draws.log_density
+    chosen = np.asarray(jr.categorical(choose_key, jnp.asarray(log_ratio.reshape(len(condition), -1))))
+    points = draws.points.reshape(len(condition), CONDITIONAL_CANDIDATES, -1)
     return walked(tilt, points[np.arange(len(condition)), chosen], condition, steps, tune_key, move_key)
 
 

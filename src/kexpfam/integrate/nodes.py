@@ -15,6 +15,9 @@ from kexpfam.data.sample import RandomKey
 from kexpfam.model.measures import AbstractMeasure, Nodes, grid_cells, logsumexp
 from kexpfam.settings import SettingsRecord, above, at_least, between, shown
 
+# Chains start at resampled draws if at least this share of the weighted draws is effective.
+RESAMPLING_SHARE = 0.05
+
 
 class Integration(SettingsRecord):
     """How integrals over the target are computed.
@@ -48,12 +51,6 @@ class Integration(SettingsRecord):
         HMC transitions at each temperature.
     smc_share : float
         Share of the particles that stays effective from one temperature to the next.
-    resampling_share : float
-        Draws are refined by importance resampling if at least this share of the weighted draws is effective.
-    candidates_per_draw : int
-        Weighted draws per resampled draw, without conditions.
-    candidates_per_condition : int
-        The same under conditions.
     """
 
     cells: tuple[int, ...] = at_least(1, (800, 112, 44), whole=True)
@@ -70,10 +67,6 @@ class Integration(SettingsRecord):
     # The base has less than 1e-6 of its mass beyond five standard deviations.
     base_spread: float = above(0, 5.0)
     data_margin: float = above(0, 0.15)
-    resampling_share: float = between(0, 1, 0.05)
-    # With few candidates, the noise of their weights changes the proportions of the modes.
-    candidates_per_draw: int = at_least(1, 16, whole=True)
-    candidates_per_condition: int = at_least(1, 4, whole=True)
 
     def __check_init__(self) -> None:
         for name in ("cells", "tail_cells", "conditional_cells"):
