@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kexpfam.data.kinds import Atom, Rounded
-from kexpfam.data.rounding import Rounding
+from kexpfam.data.rounding import Rounding, Roundings
 
 
 def texts(values: list[str]) -> np.ndarray:
@@ -68,3 +68,34 @@ def test_a_kind_takes_step_and_offset_from_the_column():
         Rounded(0.3).fitted(column, "a")
     with pytest.raises(ValueError, match="column a is not rounded"):
         Rounded().fitted(np.array([0.1, np.pi]), "a")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_steps_in_one_column_have_their_shares(seed):
+    """Whole numbers, halves, and numbers that are not rounded; every second half is whole by chance."""
+    rng = np.random.default_rng(seed)
+    values, kind = rng.normal(30.0, 10.0, 4000), rng.choice(3, 4000, p=[0.7, 0.25, 0.05])
+    column = np.choose(kind, [np.round(values), np.round(2.0 * values) / 2.0, values])
+    found = Roundings.found(column)
+    assert [lattice.size for lattice in found.lattices] == [1.0, 0.5]
+    assert np.array(found.shares) == pytest.approx([0.7, 0.25], abs=4.0 * 0.5 / np.sqrt(4000))
+    draws = found.nearest(rng.normal(30.0, 10.0, 4000))
+    whole, halves = draws == np.round(draws), 2.0 * draws == np.round(2.0 * draws)
+    assert whole.mean() == pytest.approx(0.7 + 0.125, abs=0.03)
+    assert halves.mean() == pytest.approx(0.95, abs=0.02)
+    assert np.array_equal(found.nearest(draws), draws)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("step", [1.0, 0.5, 0.01])
+def test_a_single_step_is_not_taken_for_several(seed, step):
+    values = np.random.default_rng(seed).normal(30.0 * step, 20.0 * step, 500)
+    found = Roundings.found(Rounding.of_step(step).nearest(values))
+    assert isinstance(found, Rounding) and found.size == step
+
+
+def test_steps_as_long_as_the_spread_are_chance():
+    """Half of the values are 10.0: the most frequent number is no lattice of its own."""
+    rng = np.random.default_rng(0)
+    column = np.where(rng.random(1000) < 0.5, 10.0, np.round(rng.normal(10.0, 2.0, 1000), 1))
+    assert all(lattice.size < 1.0 for lattice in getattr(Roundings.found(column), "lattices", ()))

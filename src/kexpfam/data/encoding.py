@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 
 from kexpfam.data.kinds import AbstractKind, Category, Real, as_kind, is_missing
-from kexpfam.data.rounding import Rounding
+from kexpfam.data.rounding import Rounding, Roundings
 from kexpfam.data.sample import PlainModule
 from kexpfam.data.scaling import heavy_tailed_columns
 from kexpfam.stacklevel import caller_level
@@ -46,7 +46,7 @@ class TableSchema(PlainModule):
 
     kinds: tuple[AbstractKind, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
-    roundings: tuple[Rounding | None, ...] = eqx.field(static=True, default=())
+    roundings: tuple[Rounding | Roundings | None, ...] = eqx.field(static=True, default=())
     places: tuple[int, ...] | None = eqx.field(static=True, default=None)
 
     @staticmethod
@@ -77,7 +77,7 @@ class TableSchema(PlainModule):
             kind.others.has_kernel and not (kind.is_default and j in asked)
             for j, kind in enumerate(self.kinds)
         ]
-        found = [Rounding.found(values[:, j]) if rounds else None for j, rounds in enumerate(own)]
+        found = [Roundings.found(values[:, j]) if rounds else None for j, rounds in enumerate(own)]
         return TableSchema(self.kinds, self.names, tuple(found) if any(found) else ())
 
     def part(self, kept: Sequence[int]) -> "TableSchema":

@@ -1,4 +1,4 @@
-"""Rounded columns: the lattice that all values of a column lie on."""
+"""Rounded columns: the lattice that all values of a column lie on, or several with the share of each."""
 
 from typing import NamedTuple
 
@@ -12,6 +12,14 @@ MOST_PLACES = 8
 LARGEST_WHOLE = 2.0**53
 # A value lies on a requested lattice if it is within this share of the step.
 CLOSE = 1e-6
+# The share of the values that have a lattice if some have none, the least share of a coarse lattice, those
+# that are tried, as multiples of the finest, and the steps of EM for their shares.
+MOSTLY, LEAST_SHARE, MULTIPLES, EM_STEPS = 0.9, 0.02, (100, 50, 20, 10, 5, 2, 1), 100
+# In interquartile ranges: the largest step of a coarse lattice, which holds values by chance in proportion to
+# its numbers, and the least step of a lattice that not all values have.
+COARSEST, FINEST = 0.2, 1e-3
+# The place of a draw in such a part of a cell of the finest lattice is as good as random.
+PARTS = 4096.0
 
 
 class Rounding(NamedTuple):
@@ -40,7 +48,7 @@ class Rounding(NamedTuple):
         values = np.unique(column[~np.isnan(column)])
         if len(values) < 2:
             return None
-        places = next((d for d in range(MOST_PLACES + 1) if _has_places(values, d)), None)
+        places = next((d for d in range(MOST_PLACES + 1) if np.all(_has_places(values, d))), None)
         if places is None:
             return None
         whole = np.round(values * 10.0**places).astype(np.int64)
@@ -50,7 +58,7 @@ class Rounding(NamedTuple):
     @staticmethod
     def of_step(step: float, value: float = 0.0) -> "Rounding":
         """Return the lattice with this step through a value."""
-        units = [10.0**d for d in range(MOST_PLACES + 1) if _has_places(np.array([step]), d)]
+        units = [10.0**d for d in range(MOST_PLACES + 1) if np.all(_has_places(np.array([step]), d))]
         inverse = float(np.round(1.0 / step))
         if not units and abs(inverse * step - 1.0) < CLOSE:
             units = [inverse]
@@ -72,9 +80,72 @@ class Rounding(NamedTuple):
         return (self.offset + self.step * multiples) / self.unit
 
 
-def _has_places(values: np.ndarray, places: int) -> bool:
-    """Return whether all values are numbers of so many decimal places."""
+class Roundings(NamedTuple):
+    """Several lattices in one column, the coarsest first, and the share of the values that each rounds.
+
+    If the shares sum to less than 1, the other values are not rounded.
+    """
+
+    lattices: tuple[Rounding, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def size(self) -> float:
+        """Return the distance of neighbours on the finest lattice."""
+        return self.lattices[-1].size
+
+    @staticmethod
+    def found(column: np.ndarray) -> "Rounding | Roundings | None":
+        """Return the lattices of a column, or its lattice if there is one, or None.
+
+        Most tables hold numbers that were read off at different steps: whole numbers and a few halves, or
+        tenths and a few means of several readings. Nine tenths of the values are on the finest lattice at
+        least. A value of a coarse lattice may also be on it by chance, so that the shares are those of a
+        mixture, by expectation maximisation.
+        """
+        values = column[~np.isnan(column)]
+        on = [_has_places(values, d) for d in range(MOST_PLACES + 1)]
+        shared = [one for level in (1.0, MOSTLY) for one in on if len(values) and one.mean() >= level]
+        finest = Rounding.found(values[shared[0]]) if shared else None
+        if finest is None:
+            return None
+        kept, spread = shared[0], np.subtract(*np.percentile(values, [75, 25]))
+        if finest.size < FINEST * spread and not np.all(kept):
+            return None
+        steps = np.array([m for m in MULTIPLES if m == 1 or m * finest.size <= COARSEST * spread])
+        multiples = np.round((values[kept] * finest.unit - finest.offset) / finest.step)
+        heights = np.where(multiples[:, None] % steps == 0.0, steps, 0.0)
+        shares = np.full(len(steps), 1.0 / len(steps))
+        for _ in range(EM_STEPS):
+            parts = heights * shares
+            shares = (parts / parts.sum(axis=1, keepdims=True)).mean(axis=0)
+        shares = np.where((shares < LEAST_SHARE) & (steps > 1), 0.0, shares)
+        gain = np.log(np.maximum((heights * shares).sum(axis=1), np.finfo(float).tiny)).sum()
+        if gain < np.count_nonzero(shares[:-1]) * np.log(len(multiples)):
+            shares = (steps == 1).astype(float)
+        shares *= kept.mean() / shares.sum()
+        if shares[-1] == 1.0:
+            return finest
+        lattices = [finest._replace(step=finest.step * step) for step in steps[shares > 0.0].tolist()]
+        return Roundings(tuple(lattices), tuple(shares[shares > 0.0].tolist()))
+
+    def nearest(self, values: AnyArray) -> AnyArray:
+        """Return the nearest number to each value on a lattice that its last digits choose; numbers that are
+        on a lattice stay."""
+        xp = values.__array_namespace__()
+        near = [lattice.nearest(values) for lattice in self.lattices]
+        level = values / self.size * PARTS % 1.0
+        ends = np.cumsum(self.shares)
+        found = values
+        for end, one in zip(ends[::-1], near[::-1], strict=True):
+            found = xp.where(level < end, one, found)
+        for one in near:
+            found = xp.where(one == values, values, found)
+        return found
+
+
+def _has_places(values: np.ndarray, places: int) -> np.ndarray:
+    """Return which values are numbers of so many decimal places."""
     unit = 10.0**places
-    if np.abs(values).max(initial=0.0) >= LARGEST_WHOLE / unit:
-        return False
-    return bool(np.all(np.round(values * unit) / unit == values))
+    exact = np.abs(values) < LARGEST_WHOLE / unit
+    return exact & (np.round(np.where(exact, values, 0.5) * unit) / unit == values)
