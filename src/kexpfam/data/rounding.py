@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from kexpfam.data.sample import AnyArray
 
@@ -115,19 +116,16 @@ class Roundings(NamedTuple):
         steps = np.array([m for m in MULTIPLES if m == 1 or m * finest.size <= COARSEST * spread])
         multiples = np.round((values[kept] * finest.unit - finest.offset) / finest.step)
         heights = np.where(multiples[:, None] % steps == 0.0, steps, 0.0)
-        shares = np.full(len(steps), 1.0 / len(steps))
-        for _ in range(EM_STEPS):
-            parts = heights * shares
-            shares = (parts / parts.sum(axis=1, keepdims=True)).mean(axis=0)
-        shares = np.where((shares < LEAST_SHARE) & (steps > 1), 0.0, shares)
-        gain = np.log(np.maximum((heights * shares).sum(axis=1), np.finfo(float).tiny)).sum()
-        if gain < np.count_nonzero(shares[:-1]) * np.log(len(multiples)):
-            shares = (steps == 1).astype(float)
-        shares *= kept.mean() / shares.sum()
-        if shares[-1] == 1.0:
+        shares = _mixture_shares(heights)
+        kept_steps = (shares >= LEAST_SHARE) | (steps == 1)
+        steps, heights = steps[kept_steps], heights[:, kept_steps]
+        shares = _mixture_shares(heights)
+        if np.log((heights * shares).sum(axis=1)).sum() < (len(steps) - 1) * np.log(len(multiples)):
+            steps, shares = np.ones(1, int), np.ones(1)
+        if len(steps) == 1 and np.all(kept):
             return finest
-        lattices = [finest._replace(step=finest.step * step) for step in steps[shares > 0.0].tolist()]
-        return Roundings(tuple(lattices), tuple(shares[shares > 0.0].tolist()))
+        lattices = [finest._replace(step=finest.step * step) for step in steps.tolist()]
+        return Roundings(tuple(lattices), tuple((kept.mean() * shares).tolist()))
 
     def nearest(self, values: AnyArray) -> AnyArray:
         """Return the nearest number to each value on a lattice that its last digits choose; numbers that are
@@ -142,6 +140,15 @@ class Roundings(NamedTuple):
         for one in near:
             found = xp.where(one == values, values, found)
         return found
+
+
+def _mixture_shares(heights: Float[np.ndarray, "n m"]) -> Float[np.ndarray, " m"]:
+    """Return the shares of a mixture of densities with these heights at each value, by EM."""
+    shares = np.full(heights.shape[1], 1.0 / heights.shape[1])
+    for _ in range(EM_STEPS):
+        parts = heights * shares
+        shares = (parts / parts.sum(axis=1, keepdims=True)).mean(axis=0)
+    return shares
 
 
 def _has_places(values: np.ndarray, places: int) -> np.ndarray:
