@@ -32,6 +32,8 @@ COLOURS = (MODEL_COLOUR, DATA_COLOUR, "#b59a2c", "#8d79c4", "#8a9099", "#3f9e8f"
 INK = "#7b7b7b"
 # A chart is legible in half the width of a page, and on a phone.
 WIDTH, LEFT, PANEL, TOP, BOTTOM = 520, 40, 170, 80, 46
+# Size of letters, and the width of most letters as a share of it.
+FONT, LETTER = 15, 0.6
 
 
 class Bar(NamedTuple):
@@ -137,23 +139,31 @@ def _svg(title: str, methods: Sequence[str], groups: Groups) -> str:
         parts.append(f'<path d="M{LEFT} {at(value)}H{WIDTH}" stroke="{INK}" stroke-opacity="0.3"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at(value) + 5}" text-anchor="end">{value:g}</text>')
     room = (WIDTH - LEFT) / max(len(groups), 1)
+    longest = max((len(line) for name in groups for line in _lines(name)), default=1)
+    size = min(FONT, 0.95 * room / (LETTER * longest))
     for place, (name, bars) in enumerate(groups.items()):
         start = LEFT + place * room
-        parts.append(_name(name, start + room / 2.0))
+        parts.append(_name(name, start + room / 2.0, size))
         parts += _group(bars, start + 0.08 * room, 0.84 * room / len(bars), at)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + PANEL + BOTTOM}" '
-        f'font-family="system-ui, -apple-system, Segoe UI, Arial, sans-serif" font-size="15" fill="{INK}">'
+        'font-family="system-ui, -apple-system, Segoe UI, Arial, sans-serif" '
+        f'font-size="{FONT}" fill="{INK}">'
     )
     return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>", ""])
 
 
-def _name(dataset: str, middle: float) -> str:
-    """Return the name of a set below its bars, one line per word."""
-    lines = NAMES.get(dataset, dataset).replace("-", "- ").split()
+def _lines(dataset: str) -> list[str]:
+    """Return the name of a set, one line per word."""
+    return NAMES.get(dataset, dataset).replace("-", "- ").split()
+
+
+def _name(dataset: str, middle: float, size: float) -> str:
+    """Return the name of a set below its bars in letters of this size."""
+    place = f'x="{middle:.1f}" font-size="{size:.1f}" text-anchor="middle"'
     return "".join(
-        f'<text x="{middle:.1f}" y="{TOP + PANEL + 18 + 17 * row}" text-anchor="middle">{escape(line)}</text>'
-        for row, line in enumerate(lines)
+        f'<text {place} y="{TOP + PANEL + 18 + 17 * row}">{escape(line)}</text>'
+        for row, line in enumerate(_lines(dataset))
     )
 
 
