@@ -27,6 +27,7 @@ from kexpfam.estimators import (
     LeastSquaresConditional,
     NeighbourDensity,
 )
+from kexpfam.fit.dde import DDE, SaddleSolver
 from kexpfam.judge.pit import pit_measurements
 from kexpfam.settings import SettingsRecord
 
@@ -462,3 +463,10 @@ def test_copying_of_no_rows_is_refused(model):
         with pytest.raises(ValueError, match="at least one|0 sample") as error:
             model.copying(rows, n_samples=3)
         one_line(error)
+
+
+@pytest.mark.parametrize("wrong", [{"polish": 3}, {"warm_start": "yes"}], ids=repr)
+def test_an_option_that_is_neither_true_nor_false_is_named(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got"):
+        SaddleSolver.__check_init__(unchecked(DDE, **{"steps": 1, **wrong}))

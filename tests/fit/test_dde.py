@@ -222,10 +222,3 @@ def test_a_mixture_is_searched_only_if_the_solver_draws_from_it(moons, monkeypat
     solver = DDE(steps=1, saddle=SMALL, warm_start=warm_start, distillation=small)
     KernelExpFamily(solver=solver, **changed(SETTINGS, base="gaussian")).fit(moons)
     assert len(searches) == warm_start
-
-
-@pytest.mark.parametrize("wrong", [{"polish": 3}, {"warm_start": "yes"}])
-def test_options_are_true_or_false(wrong):
-    (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name} must be True or False, got"):
-        DDE(**wrong)
