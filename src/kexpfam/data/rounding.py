@@ -99,10 +99,10 @@ class Roundings(NamedTuple):
     def found(column: np.ndarray) -> "Rounding | Roundings | None":
         """Return the lattices of a column, or its lattice if there is one, or None.
 
-        Most tables hold numbers that were read off at different steps: whole numbers and a few halves, or
-        tenths and a few means of several readings. Nine tenths of the values are on the finest lattice at
-        least. A value of a coarse lattice may also be on it by chance, so that the shares are those of a
-        mixture, by expectation maximisation.
+        Many columns hold numbers that were read off at different steps: whole numbers and a few halves, or
+        tenths and a few means of several readings. At least nine tenths of the values must be on the finest
+        lattice. A value can be on a coarse lattice by chance, so that the shares are those of a mixture,
+        found by expectation maximisation.
         """
         values = column[~np.isnan(column)]
         on = [_has_places(values, d) for d in range(MOST_PLACES + 1)]
@@ -128,8 +128,8 @@ class Roundings(NamedTuple):
         return Roundings(tuple(lattices), tuple((kept.mean() * shares).tolist()))
 
     def nearest(self, values: AnyArray) -> AnyArray:
-        """Return the nearest number to each value on a lattice that its last digits choose; numbers that are
-        on a lattice stay."""
+        """Return each value rounded to one of the lattices, which its last digits choose in these shares;
+        numbers that are on a lattice stay."""
         xp = values.__array_namespace__()
         near = [lattice.nearest(values) for lattice in self.lattices]
         level = values / self.size * PARTS % 1.0

@@ -357,6 +357,7 @@ def heavy_tailed_columns(
 
 
 def _is_mode(distances: Float[np.ndarray, " n"]) -> bool:
+    """Return whether distant rows are close together."""
     left, middle, right = np.percentile(distances, [25, 50, 75])
     return len(distances) >= MODE_ROWS and bool(right - left < MODE_WIDTH * middle)
 

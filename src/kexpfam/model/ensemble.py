@@ -160,6 +160,7 @@ class ChainDensity(AbstractDensity):
         return [self.members.member(k) for k in range(len(self))]
 
     def _pool(self, members: Chain) -> Pool:
+        """Return the pool of these members to the power of the density."""
         return Pool(members, np.full(len(self), self.power / len(self)))
 
     def _prepared(self, make: Callable) -> Any:
